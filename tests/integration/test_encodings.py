@@ -17,7 +17,7 @@ from backstop.client.finished import FinishedOffsets
 from backstop.client.process import Ended
 from backstop.client.process_once import ProcessOnce
 from backstop.client.ways import Work
-from backstop.config.mapped import StubMapping
+from backstop.config.mapped import LogMapping, StubMapping
 from backstop.leases import queue_owner
 from backstop.model.records import Key, Message, Position
 from backstop.schema.revisions import whole
@@ -209,6 +209,31 @@ def test_a_row_of_somebody_elses_that_is_not_utf_8_names_no_message(
         into.seek(0)
         found = [row[1] for row in csv.reader(into.read().decode().splitlines())]
     assert sorted(found) == sorted(["", *(key.message_id for key in (PLAIN, CAFE, TOKYO))])
+
+
+@pytest.mark.parametrize("column", ["message_id", "topic"])
+def test_a_log_of_somebody_elses_that_is_not_utf_8_may_be_of_any_message(
+    urls: dict[tuple[str, str], str], column: str
+) -> None:
+    url = urls["SQL_ASCII", "consumer"]
+    mapping = LogMapping(
+        tables=["consumer_log"],
+        message_id="message_id",
+        topic="topic",
+        group="consumer_group",
+        state="state",
+        done=["CONSUMED"],
+    )
+    row = INSERT["consumer"].replace("'billing'", f"'theirs, {column}'")
+    with closing(PostgresTable("billing_db", url)) as table:
+        put(url, row.format(id=CAFE.message_id))
+        assert not table.has_nameless(mapping, f"theirs, {column}")
+        odd = row.format(id="caf\u00e9")
+        if column == "topic":
+            odd = row.replace("'orders'", "'caf\u00e9'").format(id="plain")
+        put(url, odd.encode("latin-1"), "SQL_ASCII")
+        assert table.has_nameless(mapping, f"theirs, {column}")
+        assert not table.has_nameless(mapping, "nobody's")
 
 
 def test_a_text_that_is_not_utf_8_makes_its_own_row_invalid(

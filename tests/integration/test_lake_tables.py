@@ -845,6 +845,8 @@ def test_check_says_what_a_lake_table_can_prove_and_until_when(opened: Open, dia
             assert "with a delay of 2m" in found["store billing_db: snapshot"].says
             assert "rows stay 30d" in found["store billing_db: proves"].says
             assert "none yet" in found["shard shop: looks"].says
+            updates = found["shard shop: updates"].says
+            assert "counts as sent again" in updates and "older than 7d" in updates
 
             shop.system.rows(
                 "control",

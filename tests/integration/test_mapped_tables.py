@@ -17,6 +17,7 @@ from backstop.model.records import EARLIEST, LATEST, Key
 from backstop.stores.mapped import forms, mongodb_connection
 from backstop.stores.mapped.columns import CHECKS_JSON, _part, _text
 from backstop.stores.mapped.logs import MappedLogs
+from backstop.stores.mapped.postgresql import PostgresTable
 from backstop.stores.mapped.stubs import MappedStubs
 from backstop.stores.open import open_mapped_logs, open_mapped_stubs, open_stub_audit
 from backstop.stores.protocol import Claim, Scope, StubOutcome
@@ -520,6 +521,41 @@ def test_rows_that_break_the_mapping_cost_only_themselves(mapped: Open) -> None:
 
 
 @on_postgresql
+def test_a_second_row_of_a_message_that_was_done_is_set_aside(mapped: Open) -> None:
+    """Unless it is gone by the next look: a row on its way to an archive may be met in both tables."""
+    with mapped("practice", consumer={"kept": None}) as shop:
+        shop.run("ALTER TABLE message_stub DROP CONSTRAINT message_stub_pkey")
+        twice = shop.receive(shop.send(shop.promise()))
+        key = Key("orders", twice)
+        remembered = "SELECT state, status, next_check_at <= now() FROM mapped_stub"
+        shop.look()
+        shop.prove(twice)
+        again = 'INSERT INTO message_stub SELECT * FROM message_stub WHERE "messageId" = %(id)s'
+        one_less = "DELETE FROM message_stub WHERE ctid IN (SELECT ctid FROM message_stub LIMIT 1)"
+        for _ in range(2):
+            shop.run(again, id=twice)
+            shop.a_minute_later()
+            shop.look()
+            assert shop.system.rows("control", remembered) == [("not_unique", "confirmed", True)]
+            shop.run(one_less)
+            shop.look()
+            assert shop.system.rows("control", remembered) == [("sent", "confirmed", True)]
+
+        shop.run(again, id=twice)
+        for _ in range(3):
+            shop.a_minute_later()
+            shop.look()
+        assert shop.system.rows("control", remembered) == [("not_unique", "pending", True)]
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+            assert stubs.stubs([key])[key].status == "not_unique", "which no run judges"
+        shop.run(one_less)
+        shop.look()
+        assert shop.judge(twice) == {twice: ("CONFIRMED", "consumed")}
+        shop.prove(twice)
+        assert shop.system.rows("control", remembered)[0][:2] == ("sent", "confirmed")
+
+
+@on_postgresql
 @pytest.mark.parametrize("time", ["1e30", "'NaN'", "'Infinity'"])
 def test_a_number_that_is_no_time_costs_only_its_own_date(mapped: Open, time: str) -> None:
     with mapped("eventuate", consumer={"kept": None}) as shop:
@@ -554,6 +590,25 @@ def test_a_local_time_at_the_end_of_all_times_costs_only_its_own_date(
             assert set(shop.judge(good, odd)) == {good, odd}
 
 
+@on_postgresql
+def test_an_instant_at_the_end_of_all_times_hides_nothing_that_check_says(mapped: Open) -> None:
+    dated = {
+        "infinity": "9000-01-01",
+        "250000-01-01 00:00+00": "9000-01-01",
+        "-infinity": "no rows",
+        "4713-01-01 BC": "no rows",
+    }
+    with mapped("modulith") as shop:
+        shop.send(shop.promise())
+        for time, says in dated.items():
+            shop.run("UPDATE event_publication SET publication_date = %(time)s", time=time)
+            with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
+                found = {one.subject: one for one in stubs.check()}
+            times = found["shard shop: times"]
+            assert says in times.says and times.good is (says == "no rows")
+            assert "shard shop: privileges" in found and "shard shop: looks" in found
+
+
 def of_zone(shop: Mapped, zone: str) -> None:
     """The producer's times are of another zone from now on."""
     content = shop.system.settings.model_dump(mode="json", exclude_unset=True)
@@ -575,6 +630,68 @@ def test_a_log_row_without_a_readable_id_may_be_any_message(mapped: Open) -> Non
             done: ("CONFIRMED", "consumed"),
             lost: ("UNKNOWN", "log_purged"),
         }
+
+
+@on_postgresql
+def test_a_table_that_a_subscription_fills_denies_nothing(mapped: Open) -> None:
+    """It takes writes, and so looks like the primary."""
+    with mapped("practice", consumer={"kept": None}) as shop:
+        done, late = shop.receive(shop.send(shop.promise())), shop.send(shop.promise())
+        shop.look()
+        shop.a_minute_later()
+        shop.system.pass_over("billing")
+        shop.prove(done)
+        assert shop.judge(late) == {late: ("LOST", "passed_over")}
+        subscribe(shop, "inbox")
+        assert shop.judge(done, late) == {
+            done: ("CONFIRMED", "consumed"),
+            late: ("UNKNOWN", "log_purged"),
+        }
+        with open_mapped_logs(shop.system.settings, shop.system.connections, "billing_db") as logs:
+            (bad,) = [one for one in logs.check() if not one.good]
+        assert bad.subject == "store billing_db: primary" and "subscription" in bad.says
+
+
+def subscribe(shop: Mapped, table: str) -> None:
+    """As where replication fills the table: a subscription that does not run, to this very database."""
+    shop.run(f"CREATE PUBLICATION those FOR TABLE {table}")
+    shop.run(
+        "CREATE SUBSCRIPTION these CONNECTION %(url)s PUBLICATION those"
+        " WITH (slot_name = NONE, create_slot = false, enabled = false, copy_data = false)",
+        url=shop.owner,
+    )
+
+
+MAY_LAG = {
+    "CREATE TABLE {t} (LIKE inbox)": False,
+    "CREATE VIEW {t} AS SELECT * FROM inbox": False,
+    "CREATE TABLE {t} (LIKE inbox) PARTITION BY LIST (state);"
+    " CREATE TABLE part PARTITION OF {t} DEFAULT": False,
+    "CREATE TABLE {t} (LIKE inbox);"
+    " CREATE RULE also AS ON INSERT TO {t} DO ALSO INSERT INTO filled VALUES (NEW.*)": False,
+    "CREATE FOREIGN TABLE {t} (message_id text) SERVER elsewhere": True,
+    "CREATE MATERIALIZED VIEW {t} AS SELECT * FROM inbox": True,
+    "CREATE VIEW {t} AS SELECT * FROM filled": True,
+    "CREATE VIEW v AS SELECT * FROM filled;"
+    " CREATE VIEW {t} AS SELECT * FROM inbox NATURAL JOIN v": True,
+    "CREATE TABLE {t} (LIKE inbox) PARTITION BY LIST (state);"
+    " ALTER TABLE {t} ATTACH PARTITION filled DEFAULT": True,
+}
+"""What an inbox may be, beside a table `filled` that a subscription fills -> whether it may lag."""
+
+
+@on_postgresql
+def test_what_may_lag_is_known_also_through_views_and_partitions(mapped: Open) -> None:
+    with mapped("practice") as shop, closing(PostgresTable("billing_db", shop.owner)) as table:
+        shop.run(
+            "CREATE FOREIGN DATA WRAPPER some; CREATE SERVER elsewhere FOREIGN DATA WRAPPER some;"
+            " CREATE TABLE filled (LIKE inbox)"
+        )
+        subscribe(shop, "filled")
+        for place, (made, lags) in enumerate(MAY_LAG.items()):
+            shop.run(made.replace("{t}", f"t{place}"))
+            mapping = LogMapping(tables=[f"t{place}"], message_id="message_id")
+            assert table.may_lag(mapping) is lags, made
 
 
 CUT = r'{"Headers": {"cap-msg-id": "%s"}, "Value": "a\u0000b \ud83d"}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg2
@@ -332,6 +332,30 @@ def test_what_is_confirmed_while_its_number_waits_is_closed_when_it_ends(repaire
         assert shop.run(status) == [("confirmed",)], "the purge may take it"
         with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
             assert store.lives(["orders"]) == {"orders": set()}
+
+
+def test_what_only_the_overlay_had_confirmed_is_judged_again_after_its_log_was_restored(
+    repaired: Open,
+) -> None:
+    """A promotion commits in the overlay first. Here its worker died before it got to what looks remember."""
+    with repaired() as shop:
+        lost = shop.a_copy_lost_again()
+        ((as_of,),) = shop.system.rows("control", "SELECT clock_timestamp()")
+        confirmed = StubOutcome(Key("orders", lost), "pending", "confirmed", 2, None)
+        before = "UPDATE mapped_stub SET updated_at = updated_at - interval '1 hour'"
+        status = "SELECT status FROM mapped_stub WHERE message_id = %s"
+        with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as store:
+            assert isinstance(store, OverlaidStubs)
+            assert store._overlay.stubs.promote([confirmed], as_of) == 1
+            shop.system.rows("control", before)
+            shop.look()
+            assert shop.system.rows("control", status, lost) == [("confirmed",)]
+            store.reopen(["orders"], datetime.now(UTC) + timedelta(minutes=30))
+            assert shop.system.rows("control", status, lost) == [("confirmed",)], "before that"
+            store.reopen(["orders"], datetime.now(UTC) - timedelta(minutes=30))
+            store.recover(100)
+        assert shop.system.rows("control", status, lost) == [("pending",)]
+        assert shop.run("SELECT status FROM backstop_overlay.message_stub") == [("pending",)]
 
 
 def test_a_row_that_was_given_up_and_comes_back_is_sent_again(repaired: Open) -> None:

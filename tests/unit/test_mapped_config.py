@@ -295,7 +295,25 @@ REPAIR = (("topics/orders/mode", "repair"), ("consumers/billing_db/mapping/kept"
         ),
         (
             [("producers/shop/mapping/rearm", {"Name": "x"})],
-            "what names a message is never changed",
+            "other columns than Name: what names a message, or is sent with it, is never changed",
+        ),
+        (
+            [
+                (
+                    "producers/shop/mapping",
+                    {
+                        "preset": "modulith",
+                        "message_id": "serialized_event.orderId",
+                        "topics": ["orders"],
+                        "rearm": {"completion_date": None, "serialized_event": "{}"},
+                    },
+                )
+            ],
+            "other columns than serialized_event: what names a message",
+        ),
+        (
+            [("producers/shop/mapping/rearm", {"StatusName": "Scheduled", "Content": "{}"})],
+            "other columns than Content: what names a message",
         ),
         (
             [
@@ -348,6 +366,7 @@ def test_names_from_the_file_are_quoted_and_values_are_parameters() -> None:
     assert shop is not None and inbox is not None
     text = stub_rows(shop, 170_000)
     assert 't."a""b%%"::text' in text and 't."c\'d"::text = %(only_0)s::text' in text
+    assert '(t."c\'d"::text) COLLATE "C" = %(only_0)s::text' in text
     assert "DROP" not in text and '"cap"."published"' in text
     logs = log_rows(inbox, 150_000)
     assert "ARRAY['Headers', 'cap-msg-id']" in logs and "pg_input_is_valid" not in logs

@@ -29,6 +29,11 @@ def check_lake_stubs(
     findings.append(Finding(f"{lake.subject}: proves", True, says))
     says = "a row that a later snapshot lacks stays as it was last met, and is never called lost for that"
     findings.append(Finding(f"{lake.subject}: rows that go", True, says))
+    says = (
+        "a row of which any column changes counts as sent again: leave out columns that each load fills (a time of loading, a batch "
+        f"number), or no message is called lost or overdue until its row is older than {written(mapping.lookback)}"
+    )
+    findings.append(Finding(f"{lake.subject}: updates", True, says))
     if not mapping.reads_ids_on_the_wire:
         says = (
             f"the id travels in {mapping.wire_header}, which brokers' adapters do not read: while a message waits for another "

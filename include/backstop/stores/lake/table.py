@@ -180,8 +180,8 @@ class LakeTable:
     def writes(self, mapping: StubMapping | LogMapping) -> Sequence[tuple[str, str]]:
         return []
 
-    def is_standby(self) -> bool:
-        return False
+    def may_lag(self, mapping: StubMapping | LogMapping) -> bool:
+        return False  # it denies up to its snapshot alone
 
     def is_unique(self, mapping: StubMapping | LogMapping, columns: Sequence[str]) -> bool:
         return False

@@ -136,13 +136,17 @@ def _common(
             else "",
         )
     )
-    standby = table.is_standby()
+    lags = table.may_lag(mapping)
     findings.append(
         Finding(
             f"{at}: primary",
-            not standby,
-            "a standby" if standby else "yes",
-            "Name the primary." if standby else "",
+            not lags,
+            "may lag: a standby, or a table that a subscription, a foreign server or a REFRESH fills"
+            if lags
+            else "yes",
+            "Name the database that the application writes to. If it is this one, drop the subscription."
+            if lags
+            else "",
         )
     )
     unique = table.is_unique(mapping, [name for name in key if name is not None])

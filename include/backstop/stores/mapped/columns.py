@@ -308,10 +308,10 @@ def _bounded(value: str, earliest: str, latest: str) -> str:
 
 
 def _only(mapping: StubMapping | LogMapping) -> str:
-    wanted = [
-        f"t.{_quoted(column)}::text = %(only_{place})s::text"
-        for place, column in enumerate(mapping.only)
-    ]
+    wanted: list[str] = []
+    for place, column in enumerate(mapping.only):
+        text, value = f"t.{_quoted(column)}::text", f"%(only_{place})s::text"
+        wanted += [f"{text} = {value}", f"{_exact(text)} = {value}"]
     return f" WHERE {' AND '.join(wanted)}" if wanted else ""
 
 

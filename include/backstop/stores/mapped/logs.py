@@ -65,7 +65,7 @@ class MappedLogs:
             )
             if not proven:
                 return LATEST
-        if self._theirs.has_nameless(self._mapping, group):
+        if self._theirs.may_lag(self._mapping) or self._theirs.has_nameless(self._mapping, group):
             return LATEST
         if self._mapping.kept is None:
             return EARLIEST

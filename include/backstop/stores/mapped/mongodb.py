@@ -292,8 +292,8 @@ class MongoTable:
 
         return self._read(ask, mapping)
 
-    def is_standby(self) -> bool:
-        return False  # a connection refuses one
+    def may_lag(self, mapping: Mapped) -> bool:
+        return False  # a connection refuses such a server
 
     def is_unique(self, mapping: Mapped, columns: Sequence[str]) -> bool:
         def ask(server: Server) -> bool:

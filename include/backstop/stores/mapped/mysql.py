@@ -337,8 +337,8 @@ class MysqlTable:
 
         return self._connection.run(ask)
 
-    def is_standby(self) -> bool:
-        return False  # a connection refuses one
+    def may_lag(self, mapping: Mapped) -> bool:
+        return False  # a connection refuses such a server
 
     def is_unique(self, mapping: Mapped, columns: Sequence[str]) -> bool:
         def ask(cursor: Any) -> bool:

@@ -63,6 +63,8 @@ class Numbered(NamedTuple):
     """Null: its newest number has ended."""
     number_version: str | None
     """A hash of the version of their row when the newest number was handed out."""
+    updated_at: datetime
+    """When the row of the overlay was changed last, and so the latest instant at which its status was decided."""
 
 
 def parameters(numbered: Sequence[Numbered]) -> dict[str, str]:
@@ -81,6 +83,7 @@ _PARAMETERS = (
     "attempted_ats",
     "attempt_deadlines",
     "number_versions",
+    "updates",
 )
 
 

@@ -3,7 +3,7 @@
 
 -- name: numbered_columns: the columns of overlay.Numbered
 SELECT s.topic, s.message_id, s.status, s.send_count, s.refusals, s.max_sends, s.next_check_at, s.attempted_at,
-    CASE WHEN s.attempt_token IS NOT NULL THEN s.attempt_deadline END, s.row_version
+    CASE WHEN s.attempt_token IS NOT NULL THEN s.attempt_deadline END, s.row_version, s.updated_at
 FROM backstop_overlay.message_stub s
 
 -- name: of_keys: ... of the messages asked for

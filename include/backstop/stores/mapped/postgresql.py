@@ -17,6 +17,7 @@ from backstop.sql.connection import (
     STATEMENT_TIMEOUT,
     PostgresConnection,
     columns,
+    only_readable,
     readable,
 )
 from backstop.sql.named import load
@@ -183,10 +184,19 @@ class PostgresTable:
     def has_nameless(self, mapping: LogMapping, group: str) -> bool:
         names = [name for name in (mapping.message_id, mapping.topic) if name]
         found = [self._column(table, name) for table in mapping.tables for name in names]
-        if all(column is not None and column.required for column in found):
-            return False
-        ((has,),) = self._ask_logs("nameless", mapping, _of_group(mapping, group))
-        return bool(has)
+        are_required = all(column is not None and column.required for column in found)
+        texts = ["l.message_id", *(["l.theirs"] if mapping.topic else [])]
+
+        def ask(cursor: Cursor) -> bool:
+            are_readable = only_readable(cursor, *texts)
+            if are_required and are_readable == "true":
+                return False
+            text = _of_logs("nameless", mapping, cursor).replace("{are_readable}", are_readable)
+            cursor.execute(text, _of_group(mapping, group))
+            ((has,),) = cursor.fetchall()
+            return bool(has)
+
+        return self._connection.run(ask)
 
     def count_received(
         self, mapping: LogMapping, group: str, start: datetime, end: datetime
@@ -226,9 +236,9 @@ class PostgresTable:
         found = self._connection.rows(_SQL["writes"], {"tables": list(self.tables(mapping))})
         return [(table, privilege) for table, privilege in found]
 
-    def is_standby(self) -> bool:
-        ((standby,),) = self._connection.rows(_SQL["standby"])
-        return bool(standby)
+    def may_lag(self, mapping: StubMapping | LogMapping) -> bool:
+        ((lags,),) = self._connection.rows(_SQL["may_lag"], {"tables": tables_of(mapping)})
+        return bool(lags)
 
     def is_unique(self, mapping: StubMapping | LogMapping, columns: Sequence[str]) -> bool:
         values = {"table": self.tables(mapping)[0], "columns": list(columns)}

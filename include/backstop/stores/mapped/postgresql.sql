@@ -59,7 +59,7 @@ WHERE a.attrelid = to_regclass(%(table)s) AND a.attname = %(column)s AND NOT a.a
 
 -- name: nameless: whether a row of the group, or of none, has no id that can be read: it may be of any message
 SELECT EXISTS (SELECT 1 FROM ({rows}) l
-    WHERE (l.message_id IS NULL OR (%(by_topic)s AND l.theirs IS NULL))
+    WHERE (l.message_id IS NULL OR (%(by_topic)s AND l.theirs IS NULL) OR NOT ({are_readable}))
         AND (NOT %(by_group)s OR l.its_group COLLATE "C" = %(group)s::text OR l.its_group IS NULL));
 
 -- name: count_received: by their topic, one group's rows first received in [start, end)
@@ -86,11 +86,27 @@ SELECT EXISTS (
         AND (SELECT pg_catalog.array_agg(a.attname::text) FROM pg_attribute a
             WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) <@ %(columns)s::text[]);
 
--- name: newest: the newest time in the table, and how far it lies ahead of the server's clock
-SELECT max(w.created), max(w.created) - clock_timestamp() FROM ({rows}) w;
+-- name: newest: the newest time in the table, no later than the year 9000, and how far it lies ahead of the server's clock
+SELECT n.at, n.at - clock_timestamp() FROM (
+    SELECT max(least(w.created, timestamptz '9000-01-01 00:00:00+00')) AS at FROM ({rows}) w
+    WHERE w.created >= timestamptz '0001-01-01 00:00:00+00') n;
 
--- name: standby: whether this is one
-SELECT pg_is_in_recovery();
+-- name: may_lag: whether this is a standby, or reads a table that a subscription, another server or a REFRESH fills, also through a view
+WITH RECURSIVE read_from (oid) AS (
+    SELECT to_regclass(n.name)::oid FROM unnest(%(tables)s::text[]) AS n (name)
+    UNION
+    SELECT f.oid FROM read_from r CROSS JOIN LATERAL (
+        SELECT t.relid::oid FROM pg_partition_tree(r.oid::regclass) t
+        UNION ALL
+        SELECT d.refobjid FROM pg_rewrite w
+        JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = w.oid AND d.refclassid = 'pg_class'::regclass
+        WHERE w.ev_class = r.oid AND w.ev_type = '1') f (oid)
+)
+SELECT pg_is_in_recovery() OR EXISTS (
+    SELECT 1 FROM read_from r JOIN pg_class c ON c.oid = r.oid
+    WHERE c.relkind IN ('f', 'm') OR EXISTS (
+        SELECT 1 FROM pg_subscription_rel s
+        WHERE s.srrelid = r.oid OR s.srrelid IN (SELECT a.relid::oid FROM pg_partition_ancestors(r.oid::regclass) a)));
 
 -- name: trigger: whether the trigger of a captured table is there, and when it fires (O: always but in replication)
 SELECT g.tgenabled::text, p.proname::text FROM pg_trigger g JOIN pg_proc p ON p.oid = g.tgfoid JOIN pg_class c ON c.oid = g.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -55,7 +55,7 @@ from backstop.stores.protocol import (
     StubOutcomes,
 )
 
-_SHARED = ("number_one", "later_numbers", "brokers_of", "only_broker")
+_SHARED = ("number_one", "later_numbers", "brokers_of", "only_broker", "is_open_again")
 """Queries that others take in, by {name}."""
 
 

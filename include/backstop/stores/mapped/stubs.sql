@@ -81,6 +81,13 @@ UPDATE mapped_seen s SET state = 'sent' FROM mapped_stub m
 WHERE m.store = %(store)s::text AND m.topic = s.topic AND m.message_id = s.message_id AND s.state = 'unsent'
     AND m.met_at_wal <= %(slot_at)s::pg_lsn;
 
+-- name: is_open_again: whether a row `m` of a closed message that is met as `excluded` has to be judged again
+-- Two rows of a message that was done, in two looks: which of them the log is about, nobody knows. In one look they may be the same row
+-- on its way to an archive.
+((m.status = 'exhausted' AND (m.state, m.row_version) <> (excluded.state, excluded.row_version))
+    OR (m.status IN ('confirmed', 'no_taker') AND excluded.state = 'not_unique'
+        AND (m.state, m.row_version) = (excluded.state, excluded.row_version)));
+
 -- name: remember: rows that were met: new ones, and what changed of others
 -- A row is new only where the look before would have met it. A changed row may stand for another send: its state counts from now.
 INSERT INTO mapped_stub AS m (store, topic, message_id, state, row_version, created_at, committed_after, first_seen_at, state_seen_at,
@@ -94,10 +101,8 @@ ON CONFLICT (store, topic, message_id) DO UPDATE SET
     state = excluded.state, row_version = excluded.row_version, last_seen_at = excluded.last_seen_at,
     state_seen_at = CASE WHEN (m.state, m.row_version) = (excluded.state, excluded.row_version)
         THEN m.state_seen_at ELSE excluded.state_seen_at END,
-    status = CASE WHEN m.status = 'exhausted' AND (m.state, m.row_version) <> (excluded.state, excluded.row_version)
-        THEN 'pending' ELSE m.status END,
-    next_check_at = CASE WHEN m.status = 'exhausted' AND (m.state, m.row_version) <> (excluded.state, excluded.row_version)
-        THEN excluded.next_check_at ELSE m.next_check_at END;
+    status = CASE WHEN {is_open_again} THEN 'pending' ELSE m.status END,
+    next_check_at = CASE WHEN {is_open_again} THEN excluded.next_check_at ELSE m.next_check_at END;
 
 -- name: remember_numbers: what the overlay says of rows that were met: a status that is not final is the overlay's, once it has the row
 UPDATE mapped_stub m SET
@@ -110,11 +115,15 @@ UPDATE mapped_stub m SET
     next_check_at = o.next_check_at,
     -- What changed since it was given up is judged again.
     status = CASE WHEN m.status IN ('confirmed', 'voided') OR (m.status = 'pending' AND o.status = 'exhausted')
-        THEN m.status ELSE o.status END
+        THEN m.status ELSE o.status END,
+    -- What the overlay alone has closed so far was closed there: a restore of a log asks when.
+    updated_at = CASE WHEN m.status IN ('confirmed', 'voided', o.status) OR (m.status = 'pending' AND o.status = 'exhausted')
+        THEN m.updated_at ELSE greatest(m.updated_at, o.updated_at) END
 FROM unnest(%(numbered_topics)s::text[], %(numbered_ids)s::text[], %(statuses)s::text[], %(send_counts)s::integer[],
         %(refusals)s::integer[], %(max_sends)s::integer[], %(next_checks)s::timestamptz[], %(attempted_ats)s::timestamptz[],
-        %(attempt_deadlines)s::timestamptz[], %(number_versions)s::text[])
-    AS o (topic, message_id, status, send_count, refusals, max_sends, next_check_at, attempted_at, attempt_deadline, number_version)
+        %(attempt_deadlines)s::timestamptz[], %(number_versions)s::text[], %(updates)s::timestamptz[])
+    AS o (topic, message_id, status, send_count, refusals, max_sends, next_check_at, attempted_at, attempt_deadline, number_version,
+        updated_at)
 WHERE m.store = %(store)s::text AND m.topic = o.topic AND m.message_id = o.message_id;
 
 -- name: remember_attempts: ... and how numbers ended, each once

@@ -131,8 +131,8 @@ class Table(Protocol):
         """(table, privilege) for all that this login may change there."""
         ...
 
-    def is_standby(self) -> bool:
-        """Where such a server is not refused anyway."""
+    def may_lag(self, mapping: StubMapping | LogMapping) -> bool:
+        """Whether the tables may lack what the application wrote a while ago, where such a server is not refused anyway."""
         ...
 
     def is_unique(self, mapping: StubMapping | LogMapping, columns: Sequence[str]) -> bool:
