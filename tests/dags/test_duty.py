@@ -475,3 +475,11 @@ def test_resend_counts_what_may_go_now(control: Control) -> None:
     duty.close(run, duty.EndedTasks())
     control.rows("INSERT INTO pause (topic, paused_by, why) VALUES ('*', 'me', 'test')")
     assert due() is None
+
+
+def test_the_alert_of_a_persons_failed_run_promises_no_later_run() -> None:
+    said = {
+        dag: notify.notice_of({"dag": SimpleNamespace(dag_id=dag), "run_id": "r"})["text"]
+        for dag in ("reconcile", "decide_case", "decide_case__shop")
+    }
+    assert [dag for dag, text in said.items() if "the next run goes on" in text] == ["reconcile"]

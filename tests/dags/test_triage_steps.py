@@ -323,6 +323,23 @@ def test_a_plan_is_shown_and_only_a_yes_of_somebody_who_may_asks_for_it(
         incident.request_planned("r-1", "full", triggered("olga"))
 
 
+def test_an_old_run_that_somebody_clears_plans_in_nobodys_name(world: World) -> None:
+    """What it planned itself may have been purged."""
+    dead(world, "m-1", "poison")
+    old = triggered("olga", timedelta(days=40))
+    for _ in range(2):
+        shown = incident.plan.function(params=FORM, dag_run=old, run_id="r-1")
+        assert shown["by"] == "whoever cleared the run of olga"
+    world.control("DELETE FROM incident_delivery WHERE run_id < %s", (shown["plan"],))
+    world.control("DELETE FROM incident WHERE run_id < %s", (shown["plan"],))
+    settings = world.settings.model_copy(update={"people": PeopleSettings()})
+    room: Any = SimpleNamespace(control=world.conn, settings=settings)
+    found, made = incident._plan_of(room, "r-1")
+    assert made == 1
+    with pytest.raises(AirflowFailException, match="does not say by whom"):
+        incident._require_maker(room, found, made, "full")
+
+
 def test_a_canary_goes_out_without_a_yes_only_for_who_may_decide_and_only_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

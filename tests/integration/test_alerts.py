@@ -555,6 +555,26 @@ def test_what_is_over_before_anybody_was_told_is_not_told_unless_it_is_critical(
     assert keys(told.desk.taken) == ["case/2", "case/2/closed"]
 
 
+def test_what_waits_for_its_next_try_is_sent_before_the_end_of_its_story(told: Told) -> None:
+    settings = told.settings("hook")
+    case_id = told.case("a", severity="critical")
+    told.deliver(settings)
+    told.opened(case_id, "31 minutes")
+    told.hook.answers = 503
+    told.deliver(settings, times=3)
+    told.hook.answers = 200
+    assert told.deliver(settings) == Counts(), "its next try is a minute away"
+    told.close("a")
+    told.deliver(settings)
+    told.due_now()
+    told.deliver(settings)
+    assert keys(told.hook.taken) == [
+        f"case/{case_id}",
+        f"case/{case_id}/escalated/1",
+        f"case/{case_id}/closed",
+    ]
+
+
 def test_the_duty_fails_while_no_channel_takes_what_waits_and_succeeds_when_one_does(
     told: Told,
 ) -> None:
@@ -609,6 +629,29 @@ def test_a_channel_whose_url_nobody_knows_is_a_channel_that_does_not_work(told: 
     told.case("a")
     with pytest.raises(AlertsUndelivered, match="its URL is not known here"):
         run_once(settings, Connections())
+
+
+def test_a_channel_whose_url_nobody_knows_is_missed_although_another_takes_its_alerts(
+    told: Told,
+) -> None:
+    settings = told.settings("desk", "hook")
+    told.monkeypatch.delenv("ALERTS_HOOK")
+    told.case("a")
+    with pytest.raises(AlertsUndelivered, match=r"1 alerts.* URL is not known here \(hook\)"):
+        run_once(settings, Connections())
+    assert keys(told.desk.taken) == ["case/1"]
+    told.url("HOOK", f"http://{told.hook.address}/")
+    assert run_once(settings, Connections())["messages"] == 1
+    assert keys(told.hook.taken) == ["case/1"]
+
+
+def test_a_channel_that_left_the_settings_is_no_reason_any_more(told: Told) -> None:
+    told.hook.answers = told.desk.answers = 500
+    told.case("a")
+    for name in ("hook", "desk"):
+        with pytest.raises(AlertsUndelivered) as raised:
+            run_once(told.settings(name), Connections())
+    assert "desk: HTTP 500" in raised.value.what and "hook" not in raised.value.what
 
 
 def test_neither_the_log_nor_the_tables_nor_the_error_hold_a_url_or_what_the_other_side_said(
@@ -878,3 +921,31 @@ def test_with_channels_the_watch_expects_deliver_alerts_to_succeed_while_an_aler
     run_once(settings, Connections())
     assert late(settings) == set()
     assert late(told.settings()) == set()
+
+
+def test_a_channel_that_is_tried_every_15_minutes_makes_no_duty_late_that_told_another(
+    told: Told,
+) -> None:
+    from backstop.watch.duties import read_ages
+
+    settings = told.settings("desk", "hook")
+    told.hook.answers = 503
+    told.case("a")
+    run_once(settings, Connections())
+
+    def late() -> set[str]:
+        with told.world.conn, told.world.conn.cursor() as cursor:
+            return {age.duty for age in read_ages(cursor, settings)[0] if age.is_overdue}
+
+    tried = (
+        "UPDATE alert_delivery SET attempts = 9, next_try_at = now() - %s::interval"
+        " WHERE delivered_at IS NULL"
+    )
+    told.world.control("UPDATE alert SET created_at = now() - interval '2 hours'")
+    told.world.control(
+        "UPDATE run SET started_at = now() - interval '903 s', finished_at = now() - interval '902 s'"
+    )
+    told.world.control(tried, ("2 seconds",))
+    assert late() == set(), "its next run has just become due"
+    told.world.control(tried, ("16 minutes",))
+    assert late() == {"deliver_alerts"}, "nobody has tried it since"

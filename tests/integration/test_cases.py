@@ -780,10 +780,16 @@ def test_each_failure_of_what_a_person_began_is_told_and_of_a_duty_once(world: W
         note_failure(world.conn, "decide_case", "t", "b", {"run": run})
         note_failure(world.conn, "sweep", "t", "b", {"run": run})
     assert alerts(world) == [
-        "duty/decide_case/failed/case-1-1",
+        "duty/decide_case/case-1-1/failed",
         "duty/sweep/failed/0",
-        "duty/decide_case/failed/case-2-1",
+        "duty/decide_case/case-2-1/failed",
     ]
+
+
+def test_a_run_that_somebody_called_over_ends_no_story(world: World) -> None:
+    for run in ("over", "closed", "case-1-1"):
+        assert note_failure(world.conn, "decide_case", "t", "b", {"run": run})
+    assert world.control("SELECT thread, closing FROM alert") == [("duty/decide_case", False)] * 3
 
 
 def test_a_duty_that_goes_on_failing_is_told_again_in_steps(world: World) -> None:

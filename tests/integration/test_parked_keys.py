@@ -280,6 +280,26 @@ def test_what_an_answer_left_in_the_consumer_database_the_next_watch_moves(
     assert shop.world.run(DATABASE, "SELECT * FROM parked_discard") == []
 
 
+def test_a_discard_that_one_approver_began_and_another_finished_is_the_firsts_decision(
+    shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = shop.world.settings.people.model_copy(update={"second_person": ("discard_head",)})
+    shop.world.settings = shop.world.settings.model_copy(update={"people": two})
+    case_id = shop.park("a-1", failing="a-1")
+    assert shop.answer(case_id, "discard_head").counts == {"proposed": 1}
+    waits = proposed(shop.world.conn, case_id)
+    assert waits is not None
+    with dies(monkeypatch, answer_parked, "keep_discards"):
+        shop.answer(case_id, "approve", who="bob", proposal=waits.proposal_id)
+    done = shop.answer(case_id, "approve", who="carol", proposal=waits.proposal_id)
+    assert done.counts == {"answered_before": 1}
+    shop.watch()
+    assert shop.world.control("SELECT message_id, decided_by FROM delivery_decision") == [
+        ("a-1", "ann, approved by bob")
+    ]
+    assert shop.world.run(DATABASE, "SELECT * FROM parked_discard") == []
+
+
 def test_a_discard_that_nobody_decided_changes_nothing_and_is_told_of(shop: ParkedWorld) -> None:
     """Whoever may write in the consumer's database can put any name there; the watch's login would carry it on."""
     case_id = shop.park("a-1", "a-2", "a-3", failing="a-1")

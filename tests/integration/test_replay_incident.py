@@ -189,6 +189,25 @@ def test_canaries_of_one_plan_after_another_take_a_second_person_beyond_the_blas
     ) == [("bob",)]
 
 
+def test_nobody_alone_approves_all_of_a_plan_that_a_cleared_run_made(world: World) -> None:
+    """Airflow does not say who cleared it: it may be whoever approves it."""
+    world.settings = world.settings.model_copy(update={"people": PeopleSettings()})
+    lost(world, "m")
+    maker = f"{plan_incident.CLEARED}ann"
+    wanted = Wanted(topic="orders", who=maker, why="outage", verdicts=("UNSENT",), planned_in="r-1")
+    plan, _ = run_incident(world.settings, world.connections, wanted, "dry_run", maker)
+
+    def approved(mode: Mode, who: str) -> None:
+        run_incident(world.settings, world.connections, plan.incident_id, mode, who, approved=True)
+
+    for who in ("ann", "bob"):
+        with pytest.raises(DecisionRefused, match="nobody knows by whom: all of it"):
+            approved("full", who)
+    assert requests(world) == []
+    approved("canary", "ann")
+    assert len(requests(world)) == 1, "a canary within the blast radius takes one person"
+
+
 def test_dead_letters_of_a_cause_are_replayed_and_leave_their_case(world: World) -> None:
     dead(world, "m", "poison")
     dead(world, "n", "poison", fingerprint="1:other")

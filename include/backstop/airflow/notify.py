@@ -156,6 +156,8 @@ def _tell_unstored(title: str, notice: dict[str, str]) -> bool:
 
 def notice_of(context: dict[str, Any]) -> dict[str, str]:
     """What is told, as plain fields; `text` is all of it in one line."""
+    from backstop.watch.outbox import EACH_RUN
+
     dag_run = context.get("dag_run")
     dag = context.get("dag")
     duty = str(getattr(dag, "dag_id", None) or getattr(dag_run, "dag_id", "") or "a duty")
@@ -167,12 +169,15 @@ def notice_of(context: dict[str, Any]) -> dict[str, str]:
         f"then follow the runbook of the DAG {duty}"
     )
     where = f", task {task}" if task else ""
+    goes_on = "the next run goes on"
+    if duty.partition("__")[0] in EACH_RUN:  # of each team, too
+        goes_on = "no later run makes up for it"
     return {
         "duty": duty,
         "run": run,
         "task": task,
         "next_step": step,
-        "text": f"{duty} failed in run {run}{where}; nothing is lost, the next run goes on; next: {step}",
+        "text": f"{duty} failed in run {run}{where}; nothing is lost, {goes_on}; next: {step}",
     }
 
 

@@ -28,8 +28,14 @@ log = logging.getLogger(__name__)
 
 @task(execution_timeout=timedelta(hours=1))
 def plan(params: dict[str, Any], **context: Any) -> dict[str, Any]:
-    """In the name of who triggered the run."""
-    return store_plan(params, login_of(context["dag_run"]) or "", context["run_id"])
+    """In the name of who triggered the run; in an old one, whose first plan may have been purged, of nobody who is known."""
+    from backstop.incidents.plan import CLEARED
+
+    run = context["dag_run"]
+    who = login_of(run) or ""
+    if who and not is_young(run):
+        who = f"{CLEARED}{who}"
+    return store_plan(params, who, context["run_id"])
 
 
 @log_errors
@@ -41,6 +47,7 @@ def store_plan(params: Mapping[str, Any], who: str, dag_run_id: str) -> dict[str
     from airflow.sdk.exceptions import AirflowFailException
 
     from backstop.incidents.approve_plan import planned_in
+    from backstop.incidents.plan import CLEARED
     from backstop.incidents.replay import Wanted, run_incident
     from backstop.model.errors import ConfigurationError, DecisionRefused
 
@@ -51,7 +58,7 @@ def store_plan(params: Mapping[str, Any], who: str, dag_run_id: str) -> dict[str
     with control_room() as room:
         if planned_in(room.control, dag_run_id)[1]:
             # Airflow does not tell a task who cleared its run.
-            who = f"whoever cleared the run of {who}"
+            who = f"{CLEARED}{who.removeprefix(CLEARED)}"
         try:
             wanted = Wanted(
                 topic=str(params["topic"]),
@@ -145,10 +152,11 @@ def _require_maker(room: Room, found: Plan, made: int, mode: str) -> None:
     """Raises AirflowFailException for all of a plan of which nobody knows who made it, where somebody else must say yes."""
     from airflow.sdk.exceptions import AirflowFailException
 
-    if made > 1 and mode == "full" and "full_replay" in room.settings.people.second_person:
+    unknown = made > 1 or found.planner_is_unknown
+    if unknown and mode == "full" and "full_replay" in room.settings.people.second_person:
         raise AirflowFailException(
-            f"Plan {found.incident_id} was made after this run was cleared, and Airflow does not say by whom: somebody else than"
-            " its planner must say yes. Nothing was asked for. Trigger another run."
+            f"Plan {found.incident_id} was made after this run was cleared, or a day after it was triggered, and Airflow does not"
+            " say by whom: somebody other than its planner must say yes. Nothing was asked for. Trigger another run."
         )
 
 

@@ -131,11 +131,17 @@ RETURNING channel;
 UPDATE alert_channel SET claim_token = NULL, claim_until = NULL WHERE channel = %(channel)s AND claim_token = %(token)s;
 
 -- name: due: what waits for a channel: the gravest first, what was tried least before what was tried often
+-- Whatever else waits of a story goes with its end, also before its next try: after the end it would begin the story again, and
+-- nothing would end that.
 SELECT a.alert_id, a.dedup_key, a.thread, a.closing, a.severity, a.title, a.body, a.facts, c.kind, c.topic
 FROM alert_delivery d
 JOIN alert a USING (alert_id)
 LEFT JOIN case_file c ON c.case_id = a.case_id
-WHERE d.channel = %(channel)s AND d.delivered_at IS NULL AND d.given_up_at IS NULL AND d.next_try_at <= clock_timestamp()
+WHERE d.channel = %(channel)s AND d.delivered_at IS NULL AND d.given_up_at IS NULL
+    AND (d.next_try_at <= clock_timestamp() OR a.thread IN (
+        SELECT o.thread FROM alert o JOIN alert_delivery e USING (alert_id)
+        WHERE o.closing AND e.channel = %(channel)s AND e.delivered_at IS NULL AND e.given_up_at IS NULL
+            AND e.next_try_at <= clock_timestamp()))
 ORDER BY a.severity <> 'critical', d.attempts, a.alert_id
 LIMIT %(limit)s;
 
@@ -187,11 +193,15 @@ FROM alert a
 WHERE a.delivered_at IS NULL AND a.ended IS NULL
 GROUP BY a.severity;
 
--- name: troubles: channels that do not take what they should, since when, and why not
+-- name: missed: alerts that another channel took and that wait for one of these
+SELECT count(DISTINCT d.alert_id) FROM alert_delivery d JOIN alert a USING (alert_id)
+WHERE d.channel = ANY (%(channels)s::text[]) AND d.delivered_at IS NULL AND d.given_up_at IS NULL AND a.delivered_at IS NOT NULL;
+
+-- name: troubles: which of these channels do not take what they should, since when, and why not
 SELECT c.channel, c.failures, c.failing_since,
     (SELECT d.error FROM alert_delivery d WHERE d.channel = c.channel AND d.error IS NOT NULL
         ORDER BY d.next_try_at DESC LIMIT 1) AS error
-FROM alert_channel c WHERE c.failures > 0
+FROM alert_channel c WHERE c.failures > 0 AND c.channel = ANY (%(channels)s::text[])
 ORDER BY c.channel;
 
 -- name: list: alerts, the newest first, and where each was told

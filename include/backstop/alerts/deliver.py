@@ -3,8 +3,8 @@
     control: escalate, spare, route | claim a channel | send a message | control: what was told, by whom | ...
 
 Crash points. Before a send: nothing was told; the claim ends by itself and the next deliverer sends. Between a send and its
-commit: the next one sends it once more, the only duplicate there is. After it: done. Two deliverers at once: each channel is
-claimed by one of them, and whoever lost its claim by being too slow sends nothing more.
+commit: the next one sends it once more, as it does what a channel took without answering in time. After it: done. Two deliverers
+at once: each channel is claimed by one of them, and whoever lost its claim by being too slow sends nothing more.
 """
 
 from __future__ import annotations

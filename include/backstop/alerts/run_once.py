@@ -16,8 +16,8 @@ _SQL = load("backstop.alerts", "alerts.sql")
 
 
 def require_told(work: Work[None]) -> None:
-    """Raises AlertsUndelivered when alerts wait that somebody should be told of and no channel takes them; also when there is no
-    channel at all, unless `alerts.none_wanted` says that this is meant."""
+    """Raises AlertsUndelivered when alerts wait that somebody should be told of and no channel takes them, or for a channel whose
+    URL is not known here; also when there is no channel at all, unless `alerts.none_wanted` says that this is meant."""
     if missed := undelivered(work.settings, work.connections, work.control):
         raise missed
 
@@ -49,7 +49,8 @@ def run_once(settings: Settings, connections: Connections) -> Counts:
 def undelivered(
     settings: Settings, connections: Connections, conn: Any
 ) -> AlertsUndelivered | None:
-    """What to raise when nobody was told of what waits; null when all is well, or may still be."""
+    """What to raise when nobody was told of what waits, or nothing can be sent to a channel; null when all is well, or may still
+    be."""
     channels = settings.channels()
     unknown = [
         name for name, channel in channels.items() if not _is_known(connections, channel.url)
@@ -57,7 +58,9 @@ def undelivered(
     with conn, conn.cursor() as cursor:
         cursor.execute(_SQL["untold"], {"unknown": unknown})
         waiting = {severity: (number, stuck) for severity, number, stuck in cursor.fetchall()}
-        cursor.execute(_SQL["troubles"])
+        cursor.execute(_SQL["missed"], {"channels": unknown})
+        (missed,) = cursor.fetchone()
+        cursor.execute(_SQL["troubles"], {"channels": list(channels)})
         troubles = cursor.fetchall()
     kept = (
         "Every alert stays in the outbox (`backstop alerts list --undelivered`) and is tried again."
@@ -73,8 +76,14 @@ def undelivered(
             " `alerts: {none_wanted: true}` if you want no alerts.",
         )
     stuck = sum(stuck for _, stuck in waiting.values())
-    if not stuck:
+    if not stuck and not missed:
         return None
+    if not stuck:
+        return AlertsUndelivered(
+            f"{missed} alerts, which another channel took, wait for a channel whose URL is not known here ({', '.join(unknown)}).",
+            unaffected="They stay in the outbox until `give_up_after` is over; the other channels get every alert.",
+            next_step="Create the connection again, or remove the channel from backstop.yaml, then: backstop alerts test",
+        )
     why = [
         f"{name}: {error} since {since:%Y-%m-%d %H:%M} UTC" for name, _, since, error in troubles
     ]

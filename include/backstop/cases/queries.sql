@@ -208,7 +208,8 @@ WHERE EXISTS (
     WHERE l.subject = 'case ' || d.case_id AND l.action IN ('begin to discard_head', 'begin to discard_key') AND l.why = d.why
         AND (l.who = d.said OR EXISTS (
             SELECT FROM proposal p
-            WHERE p.case_id = d.case_id AND 'begin to ' || p.action = l.action AND p.why = l.why AND p.ended_by = l.who
+            -- Another approver may have ended what this one began.
+            WHERE p.case_id = d.case_id AND 'begin to ' || p.action = l.action AND p.why = l.why AND lower(p.who) <> lower(l.who)
                 AND p.who || ', approved by ' || l.who = d.said)));
 
 -- name: keep_discard: a delivery that a person discarded while it was parked

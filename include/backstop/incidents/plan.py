@@ -38,6 +38,8 @@ _BATCH = 1_000
 _EXAMPLES = 5
 _NO_DUPLICATES = "a copy would reach a group that takes no duplicates: decide it by its case"
 _USED_UP = "its sends are used up: its case allows more"
+CLEARED = "whoever cleared the run of "
+"""Begins `planned_by` where a cleared run in Airflow made the plan: Airflow does not say who cleared it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,11 @@ class Plan:
     rate: float | None
     digest: str = ""
     """Of the deliveries, as they are sent (`digest_of`): who says yes names it; what changed since has another."""
+
+    @property
+    def planner_is_unknown(self) -> bool:
+        """Whether a cleared run made it: whoever approves it may be its planner."""
+        return self.planned_by.startswith(CLEARED)
 
 
 @dataclass(slots=True)

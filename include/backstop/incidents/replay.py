@@ -86,16 +86,19 @@ def execute(
         raise _refused("A replay by hand needs a name.", "Say who asks (--by).")
     require_may(control, settings, who, "replay", found.topic)
     people = people_for(control, settings)
-    if (
-        goes_far
-        and "full_replay" in people.second_person
-        and (not approved or people.is_same(who, found.planned_by))
-    ):
+    if goes_far and "full_replay" in people.second_person:
         what = "all of it" if until is None else "so much within the window of the blast radius"
-        raise _refused(
-            f"Plan {incident_id} is {found.planned_by}'s: {what} goes out when somebody else approves it (people.second_person).",
-            f"Let them approve it: backstop replay --plan {incident_id} --{mode} --approve DIGEST, or the form in Airflow.",
-        )
+        if found.planner_is_unknown:
+            raise _refused(
+                f"Plan {incident_id} was made after its run was cleared, and nobody knows by whom: {what} goes out when somebody"
+                " other than the planner approves it (people.second_person).",
+                "Make another plan.",
+            )
+        if not approved or people.is_same(who, found.planned_by):
+            raise _refused(
+                f"Plan {incident_id} is {found.planned_by}'s: {what} goes out when somebody else approves it (people.second_person).",
+                f"Let them approve it: backstop replay --plan {incident_id} --{mode} --approve DIGEST, or the form in Airflow.",
+            )
     subject = f"plan {incident_id} of {found.topic}"
     if approved:
         with control, control.cursor() as cur:

@@ -10,7 +10,7 @@
     |   |-- BrokerUnavailable   the broker, for reading
     |   |-- HeartbeatLost       whoever watches from outside did not take the heartbeat
     |   |-- MetricsUndelivered  the OpenTelemetry collector did not take the metrics
-    |   `-- AlertsUndelivered   no channel took an alert: nobody was told
+    |   `-- AlertsUndelivered   a channel that should take an alert cannot, and at times nobody was told
     |-- PublishFailed           one message was not acknowledged
     |   |-- PublishRefused      the broker certainly does not have it
     |   `-- PublishUnknown      it may or may not have it: never counted as "not sent"
@@ -130,7 +130,7 @@ class MetricsUndelivered(Unavailable):
 
 
 class AlertsUndelivered(Unavailable):
-    """Alerts wait, and no channel that should take them does."""
+    """Alerts wait, and no channel takes them, or the URL of one that should is not known."""
 
 
 class PublishFailed(BackstopError):

@@ -31,9 +31,9 @@ def note_failure(
     """
     with conn, conn.cursor() as cursor:
         if duty.partition("__")[0] in EACH_RUN:  # of each team, too
-            return _write(
-                cursor, f"duty/{duty}/failed/{facts.get('run', '')}", "warning", title, body, facts
-            )
+            # Not the name of the run last, which a person chooses: a key that ends in /over or /closed ends a story.
+            key = f"duty/{duty}/{facts.get('run', '')}/failed"
+            return _write(cursor, key, "warning", title, body, facts)
         cursor.execute(_SQL["last_success_of"], {"duty": duty})
         first = f"duty/{duty}/failed/{cursor.fetchone()[0]}"
         cursor.execute(_SQL["told_since"], {"dedup_key": first})

@@ -241,9 +241,11 @@ SELECT clock_timestamp() - coalesce(looked, (SELECT min(started_at) FROM run), c
 FROM (SELECT (SELECT reached FROM watermark WHERE subject = %(subject)s) AS looked) AS l;
 
 -- name: alert_waits: whether an alert that was written longer ago than this still waits for a channel
+-- One that another channel took waits since its next try was due: there is nothing to do between two tries.
 SELECT EXISTS (
         SELECT 1 FROM alert_delivery d JOIN alert a USING (alert_id)
-        WHERE d.delivered_at IS NULL AND d.given_up_at IS NULL AND a.created_at <= clock_timestamp() - %(longer)s)
+        WHERE d.delivered_at IS NULL AND d.given_up_at IS NULL AND a.created_at <= clock_timestamp() - %(longer)s
+            AND (a.delivered_at IS NULL OR d.next_try_at <= clock_timestamp() - %(longer)s))
     OR EXISTS (
         SELECT 1 FROM alert a
         WHERE a.delivered_at IS NULL AND a.ended IS NULL AND a.created_at <= clock_timestamp() - %(longer)s

@@ -198,8 +198,11 @@ def _missed(sources: Sources) -> BackstopError | None:
         if all(name.startswith("broker ") for name in sources.unreachable)
         else StoreUnavailable
     )
+    why = "; ".join(
+        f"{name}: {said.rstrip('.')}" for name, said in sorted(sources.unreachable.items())
+    )
     return kind(
-        f"The watch could not ask {', '.join(sorted(sources.unreachable))}.",
+        f"The watch could not ask {why}.",
         unaffected="What they would have shown is unknown, so no alert was closed for it; everything else was looked at.",
-        next_step="Bring it back; `backstop check` says what does not answer.",
+        next_step="Bring back or correct what is named; `backstop check` says what does not answer.",
     )
