@@ -11,6 +11,7 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.cases.open import open_case
 from backstop.cli.app import run_app
 from backstop.client import DownstreamAway, Limits
 from backstop.config.connections import Connections
@@ -119,6 +120,43 @@ def test_what_a_person_discards_is_voided_and_the_rest_goes_on_in_order(
     shop.publish(*given_up)  # copies
     shop.work(lambda: shop.lag() == 0)
     assert shop.effects() == effects
+
+
+@pytest.mark.parametrize(
+    ("action", "group"), [("discard", GROUP), ("void", GROUP), ("void", "shipping")]
+)
+def test_another_case_neither_discards_nor_withdraws_what_a_parked_key_keeps(
+    shop: ParkedWorld, action: str, group: str
+) -> None:
+    """The release of the key would process it all the same."""
+    shop.world.stub("a-1", sends=1)
+    of_key = shop.park("a-1", failing="a-1")
+    with shop.world.conn, shop.world.conn.cursor() as cur:
+        overdue = open_case(
+            cur,
+            kind="overdue",
+            topic=TOPIC,
+            group=group,
+            subject="",
+            severity="warning",
+            summary="s",
+            evidence={},
+            members=[("shop_a", TOPIC, "a-1", group)],
+            run_id=None,
+        )
+    with pytest.raises(DecisionRefused, match="ordering key is parked in billing"):
+        shop.answer(overdue, action)
+    assert shop.world.control("SELECT * FROM delivery_decision") == []
+    assert shop.world.stub_now("a-1")["status"] == "pending"
+    shop.failing = set()
+    assert shop.answer(of_key, "discard_head").counts == {"discarded": 1}
+    shop.work(lambda: shop.parked() == {})
+    if group == GROUP:
+        settled = "SELECT settled_at IS NOT NULL FROM case_member WHERE case_id = %s"
+        assert shop.world.control(settled, (overdue,)) == [(True,)]
+    else:
+        assert shop.answer(overdue, action).counts["voided"] == 1
+    assert shop.effects() == []
 
 
 def test_an_answer_discards_of_a_key_what_its_form_showed_whatever_the_watch_found_since(
