@@ -303,6 +303,27 @@ def test_an_answer_that_was_cut_short_after_the_release_goes_on_where_it_was(
     assert shop.effects() == ["a-2"]
 
 
+@pytest.mark.parametrize("action", ["discard_head", "discard_key"])
+def test_a_repeated_discard_that_was_cut_short_discards_nothing_that_was_parked_since(
+    shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """On the command line, where no form says which head the person saw."""
+    case_id = shop.park("a-1", failing="a-1")
+    shop.failing = {"a-2"}
+    with dies(monkeypatch, answer_parked, "keep_discards"):
+        shop.answer(case_id, action)
+    shop.publish("a-2")
+    shop.work(lambda: shop.parked() == {"a": ["a-2"]})
+    shop.watch()
+    with pytest.raises(DecisionRefused, match="'a-2' now, not 'a-1'"):
+        shop.answer(case_id, action)
+    assert shop.parked() == {"a": ["a-2"]}
+    assert shop.world.control("SELECT message_id FROM delivery_decision") == [("a-1",)]
+    shop.watch()
+    case, _ = show(shop.world.conn, case_id)
+    assert (case.state, case.evidence["head"]) == ("open", "a-2")
+
+
 def test_what_an_answer_left_in_the_consumer_database_the_next_watch_moves(
     shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:

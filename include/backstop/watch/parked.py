@@ -257,9 +257,12 @@ def _open_keys(
     cursor.execute(_SQL["newest_parked"], {"groups": seen.looked})
     newest = {row[:3]: row[3:] for row in cursor.fetchall()}
     for key in waiting:
-        state, decision, decided_at, parked_at, messages = newest.get(
-            (key.topic, key.group, key.key), (None,) * 5
+        state, decision, decided_at, parked_at, messages, is_begun = newest.get(
+            (key.topic, key.group, key.key), (None,) * 6
         )
+        # The answer was about what the case says: given again, it must not be about another head.
+        if state == "open" and is_begun:
+            continue
         if parked_at == key.parked_at.isoformat():
             if state == "open" and messages == str(key.messages):
                 continue
