@@ -539,6 +539,29 @@ def test_poison_keys_of_a_quiet_topic_are_parked_although_most_keys_of_a_window_
     assert world.effects() == [f"good{n}-000" for n in range(30)]
 
 
+def test_poison_at_a_limit_is_no_downstream_and_is_parked_once_there_is_room(
+    world: OrderedWorld,
+) -> None:
+    now, poison = [0.0], [f"{key}-000" for key in "abcd"]
+    world.publish(*(f"{key}-000" for key in "efghijklmn"))
+    with world.worker(limits=Limits(keys=1), blame=Blame(clock=lambda: now[0])) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+        now[0], world.handler.failing = 1.0, set(poison)
+        world.publish(*poison)
+
+        def stand_at_the_limit() -> bool:
+            # The third try of each asks for its parking.
+            return sum(world.handler.tried.count(one) > 4 for one in poison) == 3
+
+        world.step(worker, until=stand_at_the_limit)
+        now[0], tried = 40.0, len(world.handler.tried)
+        world.step(worker, until=lambda: len(world.handler.tried) > tried + 12)
+        assert world.database.run("SELECT * FROM downstream_away") == []
+        (first,) = world.parked()
+        world.answer("discard key", first)
+        world.step(worker, until=lambda: set(world.parked()) - {first}, seconds=20)
+
+
 def test_a_message_that_kills_its_process_each_time_is_parked_without_another_try(
     world: OrderedWorld,
 ) -> None:

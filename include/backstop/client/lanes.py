@@ -27,6 +27,8 @@ class Lane:
     """Tries of the head whose database connection ended while the database itself answered."""
     is_suspect: bool = False
     """The head was begun before by somebody who did not live to say how it ended: it is tried alone."""
+    is_poison: bool = False
+    """The head failed too often, and a limit kept its key from being parked."""
 
 
 class Lanes:
@@ -70,7 +72,7 @@ class Lanes:
         self._stop_work(lane)
         if self.has(lane):
             lane.failures = lane.excused = lane.cut_off = 0
-            lane.is_suspect = False
+            lane.is_suspect = lane.is_poison = False
             lane.waiting.popleft()
             self._held[lane.queue] -= 1
             if lane.waiting:

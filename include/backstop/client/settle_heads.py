@@ -5,6 +5,7 @@ import time
 from datetime import timedelta
 
 from backstop.client.acknowledge import Acknowledgements
+from backstop.client.blame import DownstreamAway
 from backstop.client.downstream import Downstream
 from backstop.client.finished import FinishedOffsets
 from backstop.client.keep_connection import KeptConnection
@@ -146,6 +147,7 @@ class HeadSettler:
                 else:
                     parking.park(connection, result.head, result.lease, error, self._limits)
         except ParkingFull as full:
+            lane.is_poison = True
             self.give_back(result, error)
             self._stop(lane, full.reached)
         except QueueLost:
@@ -173,7 +175,9 @@ class HeadSettler:
     def _fail(self, result: Result, error: BaseException, counts: Counts) -> str:
         """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
         lane, text = result.lane, error_text(error)
-        if self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):
+        # Where every queue stands at a limit, nothing but poison is tried: it would look like a downstream, and never be parked.
+        tells = isinstance(error, DownstreamAway) or not lane.is_poison
+        if tells and self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):
             counts.add("downstream_away")
             self.give_back(result, text)
             self.again(lane, 0.0)
