@@ -490,6 +490,28 @@ def test_at_a_limit_the_queue_stops_and_goes_on_after_the_answer_with_nothing_lo
     assert world.stopped() == []
 
 
+def test_a_key_that_waits_with_many_followers_keeps_no_other_key_of_its_queue_from_being_read(
+    world: OrderedWorld,
+) -> None:
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    away = [True]
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if away and message.partition_key == "a":
+            raise StoreUnavailable("the database of tenant a", unaffected="", next_step="")
+        write_effect(connection, message, "w1")
+
+    world.publish(*ids("a", 40), "b-000")
+    with world.worker(handler=handle, fetch=20) as worker:
+        world.step(worker, until=lambda: world.effects() == ["b-000"], seconds=20)
+        assert world.parked() == {}
+        away.clear()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.effects("a") == ids("a", 40)
+
+
 @pytest.mark.parametrize(
     "says_so", [False, True], ids=["by the number of keys", "by the handler's word"]
 )

@@ -129,7 +129,7 @@ class OrderedConsumer:
         self._downstream = Downstream(
             self._store, group, member, self._retries.after, blame or Blame()
         )
-        self._lanes = Lanes()
+        self._lanes = Lanes(most_of_one=fetch if strict else max(1, fetch // 8))
         self._ledger = BookKeeper(self._store, group, member)
         self.books = self._ledger.books
         self._results: Results[Result] = Results()
