@@ -1035,6 +1035,60 @@ def test_a_fence_that_is_compared_while_another_takes_the_queue_is_refused(
     assert meanwhile(world, lambda: queue_owner.held(one, [queue]), two.commit) == set()
 
 
+def test_who_lost_a_queue_says_neither_that_it_stopped_nor_that_it_goes_on(
+    world: OrderedWorld, own: Any
+) -> None:
+    one, two, lost = own
+    (queue,) = queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
+    parking.stop_queue(two, queue, "k", "messages")
+    two.commit()
+    parking.go_on(one, lost)
+    one.commit()
+    assert world.stopped() == [("k", "messages")]
+    parking.go_on(two, queue)
+    two.commit()
+    parking.stop_queue(one, lost, "k", "messages")
+    one.commit()
+    assert world.stopped() == []
+
+
+def test_a_handler_that_fails_after_the_drain_does_not_hide_that_its_queue_stands(
+    world: OrderedWorld,
+) -> None:
+    entered, go_on, stop = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id == "b-000":
+            entered.set()
+            assert go_on.wait(60)
+        raise ValueError(message.message_id)
+
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    world.publish("b-000", *ids("a", 5))
+    soon, limits = timedelta(milliseconds=300), Limits(messages=2)
+    with (
+        world.worker("w1", slow, drain_within=soon, limits=limits) as late,
+        world.worker("w2", limits=limits) as two,
+    ):
+        leaving = threading.Thread(target=late.run, args=(stop,))
+        leaving.start()
+        try:
+            assert entered.wait(60)
+            deadline = time.monotonic() + 60
+            while not world.stopped():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            stop.set()
+            world.step(two, until=lambda: any(h.stopped_by for h in two._queues.held.values()))
+        finally:
+            stop.set()
+            go_on.set()
+            leaving.join(60)
+        assert world.stopped() == [("a", "messages")]
+
+
 def meanwhile(world: OrderedWorld, ask: Callable[[], Any], then: Callable[[], None]) -> Any:
     """What is answered to somebody who waits for a lock until `then`; or the error."""
     answers: list[Any] = []
