@@ -34,7 +34,7 @@ from backstop.client import (
 )
 from backstop.client.blame import Blame
 from backstop.leases import parking, queue_owner
-from backstop.leases.guard import begin, complete, renew_many
+from backstop.leases.guard import begin, complete, fail, renew_many
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost, share_of
@@ -597,6 +597,51 @@ def test_a_message_that_kills_its_process_each_time_is_parked_without_another_tr
     with world.worker("w2") as second:
         world.step(second, until=lambda: world.lag() == 0)
     assert (world.handler.tried, world.parked()) == ([], {"a": ("PARKED", ["a-000", "a-001"])})
+    assert world.database.one("SELECT last_error FROM parked_key") == {
+        "last_error": parking.CRASHED
+    }
+
+
+def test_a_key_whose_parking_was_cut_off_is_parked_with_its_handlers_error(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    park, cut_off = parking.park, [True]
+
+    def away_once(*given: Any) -> None:
+        if cut_off:
+            cut_off.clear()
+            raise StoreUnavailable("the consumer database", unaffected="", next_step="")
+        park(*given)
+
+    monkeypatch.setattr(parking, "park", away_once)
+    world.handler.failing = {"a-000"}
+    world.publish("a-000")
+    with world.worker(lease=timedelta(seconds=1)) as worker:
+        with pytest.raises(StoreUnavailable):
+            world.step(worker, until=world.parked)
+        world.step(worker, until=world.parked)
+    assert (world.handler.tried, world.parked()) == (["a-000"] * 3, {"a": ("PARKED", ["a-000"])})
+    errors = "SELECT k.last_error AS key, l.last_error AS log FROM parked_key k, consumer_log l"
+    said = "ValueError: cannot read a-000"
+    assert world.database.one(errors) == {"key": said, "log": said}
+
+
+def test_a_head_that_failed_too_often_elsewhere_is_parked_with_the_error_that_was_recorded(
+    world: OrderedWorld,
+) -> None:
+    for _ in range(4):
+        failed = world.begin("a-000")
+        assert isinstance(failed, Acquired)
+        with closing(world.database.connect()) as connection:
+            fail(connection, failed, "ValueError: no rate")
+            connection.commit()
+    world.publish("a-000")
+    with world.worker() as worker:
+        world.step(worker, until=world.parked)
+    assert world.handler.tried == []
+    assert world.database.one("SELECT last_error FROM parked_key") == {
+        "last_error": "ValueError: no rate"
+    }
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

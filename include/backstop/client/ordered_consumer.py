@@ -62,7 +62,6 @@ LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
 MOST_OF_LEASE = 0.9
 """Of a queue's lease, for draining it: who drains as long as the lease lasts may no longer own it."""
-CRASHED = "Its worker ended, or lost its lease, each time it was tried."
 
 
 class OrderedConsumer:
@@ -406,7 +405,7 @@ class OrderedConsumer:
             self._settler.again(lane, 0.0)
         elif tries > self._retries.attempts and not self._strict:
             try:
-                self._settler.park(Result(lane, head, lease, Tried.FAILED), CRASHED, counts)
+                self._settler.park(Result(lane, head, lease, Tried.FAILED), None, counts)
             finally:
                 self._leases.release(lease)
         else:

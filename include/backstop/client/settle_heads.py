@@ -137,13 +137,13 @@ class HeadSettler:
         if not self._lanes.again(lane, time.monotonic() + seconds) and not lane.releases:
             self._books.add(otherwise)
 
-    def park(self, result: Result, error: str, counts: Counts) -> str:
-        """Its key, in place of another try; what became of this one."""
+    def park(self, result: Result, error: str | None, counts: Counts) -> str:
+        """Its key, in place of another try; what became of this one. `error`: null: nobody here saw it fail; never of a release."""
         lane = result.lane
         try:
             with self._store.short_transaction() as connection:
                 if lane.releases:
-                    parking.park_again(connection, result.head, result.lease, error)
+                    parking.park_again(connection, result.head, result.lease, error or "")
                 else:
                     parking.park(connection, result.head, result.lease, error, self._limits)
         except ParkingFull as full:
@@ -159,7 +159,12 @@ class HeadSettler:
             self.again(lane, self._retry_after)
         else:
             counts.add("parked_keys")
-            log.error("The key %r of %r is parked. %s", lane.key, lane.queue.topic, error)
+            log.error(
+                "The key %r of %r is parked. %s",
+                lane.key,
+                lane.queue.topic,
+                error or "Its head was begun too often.",
+            )
             if lane.releases:
                 self._lanes.ended(lane)
             else:

@@ -35,6 +35,7 @@ _SQL = {
     for name, text in _QUERIES.items()
     if name != "unowned"
 }
+CRASHED = "Its worker ended, or lost its lease, each time it was tried."
 EXPIRED_HEAD = "Its worker ended, or lost its lease, while the message was released."
 
 
@@ -144,12 +145,15 @@ def complete(connection: Connection, head: InOrder, lease: Acquired) -> None:
 
 
 def park(
-    connection: Connection, head: InOrder, lease: Acquired, error: str, limits: Limits
+    connection: Connection, head: InOrder, lease: Acquired, error: str | None, limits: Limits
 ) -> None:
-    """The head failed too often: its key waits for a person.
+    """The head failed too often: its key waits for a person. `error`: null: it was begun too often, and the log may have an error.
 
     Raises ParkingFull, QueueLost or LeaseLost; the caller's transaction must roll back then.
     """
+    if error is None:
+        recorded = rows(connection, _SQL["recorded_error"], _fenced(lease))
+        error = recorded[0]["last_error"] if recorded else CRASHED
     group, text = lease.group, error_text(error, connection)
     parked = _lock_keys(connection, group, [(head.queue.topic, head.key)])
     queue_owner.compare(connection, head.queue)

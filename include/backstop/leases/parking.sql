@@ -21,6 +21,11 @@ VALUES (%(group)s::text, %(topic)s::text, %(key)s::text, %(queue_id)s::integer, 
 ON CONFLICT (consumer_group, topic, ordering_key) DO NOTHING
 RETURNING ordering_key;
 
+-- name: recorded_error: the last failure that the log has of a message
+SELECT last_error FROM consumer_log
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
+    AND last_error IS NOT NULL;
+
 -- name: park_log: the head's log, by the token of who tried it
 UPDATE consumer_log SET
     state = 'PARKED', last_error = %(error)s::text, updated_at = clock_timestamp(), lease_expires_at = clock_timestamp()
