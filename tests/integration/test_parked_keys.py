@@ -20,6 +20,7 @@ from backstop.decisions.list_cases import show
 from backstop.decisions.propose import proposed
 from backstop.decisions.questions import asked, choose, show_now
 from backstop.model.errors import DecisionRefused, StoreUnavailable
+from backstop.model.records import Counts
 from backstop.reports.proposed_edit import ContentBefore, contents_before
 from backstop.watch import parked as watched
 from control_world import World, servers, world  # noqa: F401
@@ -450,6 +451,21 @@ def test_a_downstream_that_is_away_is_one_case_and_parks_nothing(shop: ParkedWor
         shop.work(lambda: len(shop.effects()) == 3 and not shop.world.run(DATABASE, away), worker)
     shop.watch()
     assert (shop.cases(), shop.parked()) == ([("downstream_away", "handlers", "closed")], {})
+
+
+def test_the_end_of_a_case_does_not_say_that_consumers_go_on_which_were_only_stopped(
+    shop: ParkedWorld,
+) -> None:
+    shop.failing, shop.error = {"*"}, DownstreamAway("the provider")
+    shop.publish("a-1")
+    with shop.worker() as worker:
+        shop.work(lambda: shop.world.run(DATABASE, "SELECT 1 FROM downstream_away"), worker)
+        shop.watch()
+        worker._hand_over(Counts())
+    shop.watch()
+    assert shop.cases() == [("downstream_away", "handlers", "closed")]
+    ((body,),) = shop.world.control("SELECT body FROM alert WHERE dedup_key LIKE 'case/%/closed'")
+    assert "or their consumers were stopped" in body
 
 
 def test_a_database_that_does_not_answer_closes_no_case_and_its_answer_can_be_given_again(
