@@ -181,8 +181,8 @@ class HeadSettler:
         """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
         lane, text = result.lane, error_text(error)
         # Where every queue stands at a limit, nothing but poison is tried: it would look like a downstream, and never be parked.
-        tells = isinstance(error, DownstreamAway) or not lane.is_poison
-        if tells and self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):
+        is_poison = lane.is_poison and not isinstance(error, DownstreamAway)
+        if not is_poison and self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):
             counts.add("downstream_away")
             self.give_back(result, text)
             self.again(lane, 0.0)
