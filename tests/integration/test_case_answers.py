@@ -99,6 +99,29 @@ def test_a_discard_is_kept_as_a_decision_that_no_later_run_undoes(world: World) 
     assert requests(world) == []
 
 
+def test_a_dead_letter_whose_message_a_parked_key_keeps_is_not_discarded_beside_it(
+    world: World,
+) -> None:
+    number = dead(world, "m", "poison")
+    case_id = asked(world)
+    world.run(
+        "consumer_billing",
+        """
+        UPDATE consumer_log SET state = 'PARKED';
+        INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes)
+            VALUES ('billing', 'orders', 'k', 0, 'PARKED', 1, 1000);
+        INSERT INTO parked_message (consumer_group, topic, message_id, ordering_key, content, queue_id)
+            VALUES ('billing', 'orders', 'm', 'k', 'x', 0)""",
+    )
+    with pytest.raises(DecisionRefused, match="ordering key is parked"):
+        answered(world, case_id, "discard")
+    assert world.control("SELECT * FROM delivery_decision") == []
+    # As after an erasure: the log stays PARKED, and nothing would be released any more.
+    world.run("consumer_billing", "DELETE FROM parked_message; DELETE FROM parked_key")
+    assert answered(world, case_id, "discard").counts["discarded"] == 1
+    assert states(world)[number] == "discarded"
+
+
 def test_a_letter_without_an_id_can_be_discarded_and_never_replayed(world: World) -> None:
     number = letter(world, None, "poison", invalid="has no id")
     case_id = asked(world)

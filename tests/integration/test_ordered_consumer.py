@@ -34,7 +34,7 @@ from backstop.client import (
 )
 from backstop.client.blame import Blame
 from backstop.leases import parking, queue_owner
-from backstop.leases.guard import begin, complete, renew_many
+from backstop.leases.guard import begin, complete, fail, renew_many
 from backstop.leases.lease import Acquired, Arrival
 from backstop.leases.parking import InOrder
 from backstop.leases.queue_owner import QueueLost, share_of
@@ -490,6 +490,28 @@ def test_at_a_limit_the_queue_stops_and_goes_on_after_the_answer_with_nothing_lo
     assert world.stopped() == []
 
 
+def test_a_key_that_waits_with_many_followers_keeps_no_other_key_of_its_queue_from_being_read(
+    world: OrderedWorld,
+) -> None:
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    away = [True]
+
+    def handle(connection: Any, message: Message, work: Work) -> None:
+        if away and message.partition_key == "a":
+            raise StoreUnavailable("the database of tenant a", unaffected="", next_step="")
+        write_effect(connection, message, "w1")
+
+    world.publish(*ids("a", 40), "b-000")
+    with world.worker(handler=handle, fetch=20) as worker:
+        world.step(worker, until=lambda: world.effects() == ["b-000"], seconds=20)
+        assert world.parked() == {}
+        away.clear()
+        world.step(worker, until=lambda: world.lag() == 0)
+    assert world.effects("a") == ids("a", 40)
+
+
 @pytest.mark.parametrize(
     "says_so", [False, True], ids=["by the number of keys", "by the handler's word"]
 )
@@ -539,6 +561,29 @@ def test_poison_keys_of_a_quiet_topic_are_parked_although_most_keys_of_a_window_
     assert world.effects() == [f"good{n}-000" for n in range(30)]
 
 
+def test_poison_at_a_limit_is_no_downstream_and_is_parked_once_there_is_room(
+    world: OrderedWorld,
+) -> None:
+    now, poison = [0.0], [f"{key}-000" for key in "abcd"]
+    world.publish(*(f"{key}-000" for key in "efghijklmn"))
+    with world.worker(limits=Limits(keys=1), blame=Blame(clock=lambda: now[0])) as worker:
+        world.step(worker, until=lambda: world.lag() == 0)
+        now[0], world.handler.failing = 1.0, set(poison)
+        world.publish(*poison)
+
+        def stand_at_the_limit() -> bool:
+            # The third try of each asks for its parking.
+            return sum(world.handler.tried.count(one) > 4 for one in poison) == 3
+
+        world.step(worker, until=stand_at_the_limit)
+        now[0], tried = 40.0, len(world.handler.tried)
+        world.step(worker, until=lambda: len(world.handler.tried) > tried + 12)
+        assert world.database.run("SELECT * FROM downstream_away") == []
+        (first,) = world.parked()
+        world.answer("discard key", first)
+        world.step(worker, until=lambda: set(world.parked()) - {first}, seconds=20)
+
+
 def test_a_message_that_kills_its_process_each_time_is_parked_without_another_try(
     world: OrderedWorld,
 ) -> None:
@@ -552,6 +597,51 @@ def test_a_message_that_kills_its_process_each_time_is_parked_without_another_tr
     with world.worker("w2") as second:
         world.step(second, until=lambda: world.lag() == 0)
     assert (world.handler.tried, world.parked()) == ([], {"a": ("PARKED", ["a-000", "a-001"])})
+    assert world.database.one("SELECT last_error FROM parked_key") == {
+        "last_error": parking.CRASHED
+    }
+
+
+def test_a_key_whose_parking_was_cut_off_is_parked_with_its_handlers_error(
+    world: OrderedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    park, cut_off = parking.park, [True]
+
+    def away_once(*given: Any) -> None:
+        if cut_off:
+            cut_off.clear()
+            raise StoreUnavailable("the consumer database", unaffected="", next_step="")
+        park(*given)
+
+    monkeypatch.setattr(parking, "park", away_once)
+    world.handler.failing = {"a-000"}
+    world.publish("a-000")
+    with world.worker(lease=timedelta(seconds=1)) as worker:
+        with pytest.raises(StoreUnavailable):
+            world.step(worker, until=world.parked)
+        world.step(worker, until=world.parked)
+    assert (world.handler.tried, world.parked()) == (["a-000"] * 3, {"a": ("PARKED", ["a-000"])})
+    errors = "SELECT k.last_error AS key, l.last_error AS log FROM parked_key k, consumer_log l"
+    said = "ValueError: cannot read a-000"
+    assert world.database.one(errors) == {"key": said, "log": said}
+
+
+def test_a_head_that_failed_too_often_elsewhere_is_parked_with_the_error_that_was_recorded(
+    world: OrderedWorld,
+) -> None:
+    for _ in range(4):
+        failed = world.begin("a-000")
+        assert isinstance(failed, Acquired)
+        with closing(world.database.connect()) as connection:
+            fail(connection, failed, "ValueError: no rate")
+            connection.commit()
+    world.publish("a-000")
+    with world.worker() as worker:
+        world.step(worker, until=world.parked)
+    assert world.handler.tried == []
+    assert world.database.one("SELECT last_error FROM parked_key") == {
+        "last_error": "ValueError: no rate"
+    }
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -988,6 +1078,60 @@ def test_a_fence_that_is_compared_while_another_takes_the_queue_is_refused(
     one, two, queue = own
     queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
     assert meanwhile(world, lambda: queue_owner.held(one, [queue]), two.commit) == set()
+
+
+def test_who_lost_a_queue_says_neither_that_it_stopped_nor_that_it_goes_on(
+    world: OrderedWorld, own: Any
+) -> None:
+    one, two, lost = own
+    (queue,) = queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1)
+    parking.stop_queue(two, queue, "k", "messages")
+    two.commit()
+    parking.go_on(one, lost)
+    one.commit()
+    assert world.stopped() == [("k", "messages")]
+    parking.go_on(two, queue)
+    two.commit()
+    parking.stop_queue(one, lost, "k", "messages")
+    one.commit()
+    assert world.stopped() == []
+
+
+def test_a_handler_that_fails_after_the_drain_does_not_hide_that_its_queue_stands(
+    world: OrderedWorld,
+) -> None:
+    entered, go_on, stop = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(connection: Any, message: Message, work: Work) -> None:
+        if message.message_id == "b-000":
+            entered.set()
+            assert go_on.wait(60)
+        raise ValueError(message.message_id)
+
+    world.broker.delete_topic(TOPIC)
+    world.broker.create_topic(TOPIC, 1)
+    world.broker.create_group(GROUP, TOPIC, "start")
+    world.publish("b-000", *ids("a", 5))
+    soon, limits = timedelta(milliseconds=300), Limits(messages=2)
+    with (
+        world.worker("w1", slow, drain_within=soon, limits=limits) as late,
+        world.worker("w2", limits=limits) as two,
+    ):
+        leaving = threading.Thread(target=late.run, args=(stop,))
+        leaving.start()
+        try:
+            assert entered.wait(60)
+            deadline = time.monotonic() + 60
+            while not world.stopped():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            stop.set()
+            world.step(two, until=lambda: any(h.stopped_by for h in two._queues.held.values()))
+        finally:
+            stop.set()
+            go_on.set()
+            leaving.join(60)
+        assert world.stopped() == [("a", "messages")]
 
 
 def meanwhile(world: OrderedWorld, ask: Callable[[], Any], then: Callable[[], None]) -> Any:

@@ -428,6 +428,17 @@ def test_logs_that_were_restored_in_place_are_asked_again(world: OrderedWorld) -
     assert set(world.states().values()) == {"CONSUMED"}
 
 
+def test_a_queue_whose_row_an_older_database_lacks_is_declared_again(world: OrderedWorld) -> None:
+    """A failover to a standby that had not got the row, under a consumer that lives on."""
+    with world.worker() as worker:
+        world.step(worker, until=lambda: set(world.owners().values()) == {"w1"})
+        world.database.run("DELETE FROM queue_owner WHERE queue_id = 1")
+        worker._keeper._server_life = "the server before"
+        world.publish(*ids(FIRST, 2), *ids(SECOND, 2))
+        world.step(worker, until=lambda: len(world.effects()) == 4 and world.lag() == 0, seconds=20)
+    assert set(world.owners()) == {0, 1}
+
+
 def test_a_message_that_got_the_id_of_one_that_a_failover_lost_is_done_and_then_acknowledged(
     world: OrderedWorld,
 ) -> None:

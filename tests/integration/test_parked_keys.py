@@ -11,6 +11,7 @@ from typing import Any
 import psycopg2
 import pytest
 
+from backstop.cases.open import open_case
 from backstop.cli.app import run_app
 from backstop.client import DownstreamAway, Limits
 from backstop.config.connections import Connections
@@ -19,6 +20,7 @@ from backstop.decisions.list_cases import show
 from backstop.decisions.propose import proposed
 from backstop.decisions.questions import asked, choose, show_now
 from backstop.model.errors import DecisionRefused, StoreUnavailable
+from backstop.model.records import Counts
 from backstop.reports.proposed_edit import ContentBefore, contents_before
 from backstop.watch import parked as watched
 from control_world import World, servers, world  # noqa: F401
@@ -119,6 +121,43 @@ def test_what_a_person_discards_is_voided_and_the_rest_goes_on_in_order(
     shop.publish(*given_up)  # copies
     shop.work(lambda: shop.lag() == 0)
     assert shop.effects() == effects
+
+
+@pytest.mark.parametrize(
+    ("action", "group"), [("discard", GROUP), ("void", GROUP), ("void", "shipping")]
+)
+def test_another_case_neither_discards_nor_withdraws_what_a_parked_key_keeps(
+    shop: ParkedWorld, action: str, group: str
+) -> None:
+    """The release of the key would process it all the same."""
+    shop.world.stub("a-1", sends=1)
+    of_key = shop.park("a-1", failing="a-1")
+    with shop.world.conn, shop.world.conn.cursor() as cur:
+        overdue = open_case(
+            cur,
+            kind="overdue",
+            topic=TOPIC,
+            group=group,
+            subject="",
+            severity="warning",
+            summary="s",
+            evidence={},
+            members=[("shop_a", TOPIC, "a-1", group)],
+            run_id=None,
+        )
+    with pytest.raises(DecisionRefused, match="ordering key is parked in billing"):
+        shop.answer(overdue, action)
+    assert shop.world.control("SELECT * FROM delivery_decision") == []
+    assert shop.world.stub_now("a-1")["status"] == "pending"
+    shop.failing = set()
+    assert shop.answer(of_key, "discard_head").counts == {"discarded": 1}
+    shop.work(lambda: shop.parked() == {})
+    if group == GROUP:
+        settled = "SELECT settled_at IS NOT NULL FROM case_member WHERE case_id = %s"
+        assert shop.world.control(settled, (overdue,)) == [(True,)]
+    else:
+        assert shop.answer(overdue, action).counts["voided"] == 1
+    assert shop.effects() == []
 
 
 def test_an_answer_discards_of_a_key_what_its_form_showed_whatever_the_watch_found_since(
@@ -263,6 +302,27 @@ def test_an_answer_that_was_cut_short_after_the_release_goes_on_where_it_was(
     assert shop.world.control("SELECT message_id FROM delivery_decision") == [("a-1",)]
     assert shop.answer(case_id, "discard_head", once="run-1").again
     assert shop.effects() == ["a-2"]
+
+
+@pytest.mark.parametrize("action", ["discard_head", "discard_key"])
+def test_a_repeated_discard_that_was_cut_short_discards_nothing_that_was_parked_since(
+    shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch, action: str
+) -> None:
+    """On the command line, where no form says which head the person saw."""
+    case_id = shop.park("a-1", failing="a-1")
+    shop.failing = {"a-2"}
+    with dies(monkeypatch, answer_parked, "keep_discards"):
+        shop.answer(case_id, action)
+    shop.publish("a-2")
+    shop.work(lambda: shop.parked() == {"a": ["a-2"]})
+    shop.watch()
+    with pytest.raises(DecisionRefused, match="'a-2' now, not 'a-1'"):
+        shop.answer(case_id, action)
+    assert shop.parked() == {"a": ["a-2"]}
+    assert shop.world.control("SELECT message_id FROM delivery_decision") == [("a-1",)]
+    shop.watch()
+    case, _ = show(shop.world.conn, case_id)
+    assert (case.state, case.evidence["head"]) == ("open", "a-2")
 
 
 def test_what_an_answer_left_in_the_consumer_database_the_next_watch_moves(
@@ -411,6 +471,21 @@ def test_a_downstream_that_is_away_is_one_case_and_parks_nothing(shop: ParkedWor
         shop.work(lambda: len(shop.effects()) == 3 and not shop.world.run(DATABASE, away), worker)
     shop.watch()
     assert (shop.cases(), shop.parked()) == ([("downstream_away", "handlers", "closed")], {})
+
+
+def test_the_end_of_a_case_does_not_say_that_consumers_go_on_which_were_only_stopped(
+    shop: ParkedWorld,
+) -> None:
+    shop.failing, shop.error = {"*"}, DownstreamAway("the provider")
+    shop.publish("a-1")
+    with shop.worker() as worker:
+        shop.work(lambda: shop.world.run(DATABASE, "SELECT 1 FROM downstream_away"), worker)
+        shop.watch()
+        worker._hand_over(Counts())
+    shop.watch()
+    assert shop.cases() == [("downstream_away", "handlers", "closed")]
+    ((body,),) = shop.world.control("SELECT body FROM alert WHERE dedup_key LIKE 'case/%/closed'")
+    assert "or their consumers were stopped" in body
 
 
 def test_a_database_that_does_not_answer_closes_no_case_and_its_answer_can_be_given_again(

@@ -165,9 +165,10 @@ class QueueKeeper:
             holding.stopped_by = None
 
     def forget_finished(self) -> None:
-        """A database or broker may come back as an older self: the log answers for each message."""
+        """A database or broker may come back as an older self: the log answers for each message, and queues are declared again."""
         self.database += 1
         self._finished.forget()
+        self.queues.forget_declared()
 
     def compare_server(self) -> None:
         """Behind a pooler a database may be restored without one broken connection: it is another server then."""

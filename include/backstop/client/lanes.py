@@ -27,17 +27,22 @@ class Lane:
     """Tries of the head whose database connection ended while the database itself answered."""
     is_suspect: bool = False
     """The head was begun before by somebody who did not live to say how it ended: it is tried alone."""
+    is_poison: bool = False
+    """The head failed too often, and a limit kept its key from being parked."""
 
 
 class Lanes:
     """All lanes of one consumer. Not shared between threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_of_one: int) -> None:
+        """`most_of_one`: so many messages of one lane count in `load`."""
+        self._most_of_one = most_of_one
         self._lanes: dict[tuple[OwnedQueue, str, bool], Lane] = {}
         self._ready: deque[Lane] = deque()
         self._resting: list[tuple[float, int, Lane]] = []
         self._numbers = count()
         self._held: dict[OwnedQueue, int] = {}
+        self._load: dict[OwnedQueue, int] = {}
         self._in_work: dict[OwnedQueue, int] = {}
 
     def add(self, queue: OwnedQueue, key: str, item: Any, *, releases: bool = False) -> None:
@@ -50,6 +55,8 @@ class Lanes:
             return
         lane.waiting.append(item)
         self._held[queue] = self._held.get(queue, 0) + 1
+        if len(lane.waiting) <= self._most_of_one:
+            self._load[queue] = self._load.get(queue, 0) + 1
 
     def start(self, now: float, limit: int) -> list[Lane]:
         """Up to `limit` lanes whose heads may be tried now; they are in work until `ended` or `again`."""
@@ -70,7 +77,8 @@ class Lanes:
         self._stop_work(lane)
         if self.has(lane):
             lane.failures = lane.excused = lane.cut_off = 0
-            lane.is_suspect = False
+            lane.is_suspect = lane.is_poison = False
+            self._load[lane.queue] -= len(lane.waiting) <= self._most_of_one
             lane.waiting.popleft()
             self._held[lane.queue] -= 1
             if lane.waiting:
@@ -93,11 +101,16 @@ class Lanes:
             for place in [place for place in self._lanes if place[0] == queue]
         ]
         self._held.pop(queue, None)
+        self._load.pop(queue, None)
         return sum(len(lane.waiting) - lane.in_work for lane in dropped if not lane.releases)
 
     def held(self, queue: OwnedQueue) -> int:
         """How many of the queue's messages are here."""
         return self._held.get(queue, 0)
+
+    def load(self, queue: OwnedQueue) -> int:
+        """The same, with at most `most_of_one` of each lane: the followers of a head that waits keep no other key from being read."""
+        return self._load.get(queue, 0)
 
     def in_work(self, queue: OwnedQueue) -> int:
         """How many of the queue's heads are in work."""

@@ -62,7 +62,6 @@ LOOK_FOR_ANSWERS = 1.0
 """Seconds between two looks for parked keys that a person has answered."""
 MOST_OF_LEASE = 0.9
 """Of a queue's lease, for draining it: who drains as long as the lease lasts may no longer own it."""
-CRASHED = "Its worker ended, or lost its lease, each time it was tried."
 
 
 class OrderedConsumer:
@@ -129,7 +128,7 @@ class OrderedConsumer:
         self._downstream = Downstream(
             self._store, group, member, self._retries.after, blame or Blame()
         )
-        self._lanes = Lanes()
+        self._lanes = Lanes(most_of_one=fetch if strict else max(1, fetch // 8))
         self._ledger = BookKeeper(self._store, group, member)
         self.books = self._ledger.books
         self._results: Results[Result] = Results()
@@ -406,7 +405,7 @@ class OrderedConsumer:
             self._settler.again(lane, 0.0)
         elif tries > self._retries.attempts and not self._strict:
             try:
-                self._settler.park(Result(lane, head, lease, Tried.FAILED), CRASHED, counts)
+                self._settler.park(Result(lane, head, lease, Tried.FAILED), None, counts)
             finally:
                 self._leases.release(lease)
         else:

@@ -124,6 +124,10 @@ class OwnQueues:
         self.held |= {_place(queue): Holding(queue, until) for queue in taken}
         return lost
 
+    def forget_declared(self) -> None:
+        """The next beat declares every queue again: a database that came back as an older self may lack some of the rows."""
+        self._declared = {}
+
     def take_left(self, topics: Sequence[str], limit: int) -> None:
         """Takes queues that nobody wants although a key of theirs was released. Raises StoreUnavailable.
 

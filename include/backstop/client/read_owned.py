@@ -26,6 +26,8 @@ WHOLE_QUEUE = ""
 """The one lane of a queue whose messages are done in strict order."""
 EMPTY = 0.02
 """Seconds before a queue that was empty is read again, while handlers are in work."""
+MOST_HELD = 10
+"""At most this many times `fetch` messages of a queue are read and not done, however few keys they have."""
 MOST_GAPS = 10_000
 """A queue with more unfinished intervals than this is not read on."""
 
@@ -61,7 +63,10 @@ class QueueReader:
         found = answered = False
         refused: list[tuple[Holding, BrokerUnavailable]] = []
         for place, holding in list(self._keeper.queues.held.items()):
-            room = self._fetch - self._lanes.held(holding.queue)
+            room = min(
+                self._fetch - self._lanes.load(holding.queue),
+                MOST_HELD * self._fetch - self._lanes.held(holding.queue),
+            )
             now = time.monotonic()
             if (
                 room < max(1, self._fetch // 4)  # each read is a round trip: none for a few

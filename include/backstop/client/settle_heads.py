@@ -5,6 +5,7 @@ import time
 from datetime import timedelta
 
 from backstop.client.acknowledge import Acknowledgements
+from backstop.client.blame import DownstreamAway
 from backstop.client.downstream import Downstream
 from backstop.client.finished import FinishedOffsets
 from backstop.client.keep_connection import KeptConnection
@@ -136,16 +137,17 @@ class HeadSettler:
         if not self._lanes.again(lane, time.monotonic() + seconds) and not lane.releases:
             self._books.add(otherwise)
 
-    def park(self, result: Result, error: str, counts: Counts) -> str:
-        """Its key, in place of another try; what became of this one."""
+    def park(self, result: Result, error: str | None, counts: Counts) -> str:
+        """Its key, in place of another try; what became of this one. `error`: null: nobody here saw it fail; never of a release."""
         lane = result.lane
         try:
             with self._store.short_transaction() as connection:
                 if lane.releases:
-                    parking.park_again(connection, result.head, result.lease, error)
+                    parking.park_again(connection, result.head, result.lease, error or "")
                 else:
                     parking.park(connection, result.head, result.lease, error, self._limits)
         except ParkingFull as full:
+            lane.is_poison = True
             self.give_back(result, error)
             self._stop(lane, full.reached)
         except QueueLost:
@@ -157,7 +159,12 @@ class HeadSettler:
             self.again(lane, self._retry_after)
         else:
             counts.add("parked_keys")
-            log.error("The key %r of %r is parked. %s", lane.key, lane.queue.topic, error)
+            log.error(
+                "The key %r of %r is parked. %s",
+                lane.key,
+                lane.queue.topic,
+                error or "Its head was begun too often.",
+            )
             if lane.releases:
                 self._lanes.ended(lane)
             else:
@@ -173,7 +180,9 @@ class HeadSettler:
     def _fail(self, result: Result, error: BaseException, counts: Counts) -> str:
         """It is the downstream: all wait, and nothing is counted. Or the message: it is tried again, and then parked."""
         lane, text = result.lane, error_text(error)
-        if self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):
+        # Where every queue stands at a limit, nothing but poison is tried: it would look like a downstream, and never be parked.
+        is_poison = lane.is_poison and not isinstance(error, DownstreamAway)
+        if not is_poison and self._downstream.is_to_blame(lane.queue.topic, lane.key, error, text):
             counts.add("downstream_away")
             self.give_back(result, text)
             self.again(lane, 0.0)

@@ -60,6 +60,8 @@ from backstop.decisions.propose import (
 from backstop.decisions.split import open_rest, take_out
 from backstop.decisions.withdraw import settle_begun, withdraw
 from backstop.evidence.judge_by_key import Judge, Judged, Judgement, Promise
+from backstop.evidence.kept_contents import kept_contents
+from backstop.evidence.read_by_key import Delivery
 from backstop.evidence.sources import Sources
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key, RequestState
@@ -182,7 +184,7 @@ def preview(conn: Any, sources: Sources, case_id: int, action: str) -> Preview |
             seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
             if seen.unreachable:
                 raise _unread(seen)
-            _plan_batch(plan, settings, action, batch, seen)
+            _plan_batch(plan, sources, action, batch, seen)
     fits, done = len(plan.fits), len(plan.done)
     return Preview(len(batch), case.open_members, fits, done, tuple(plan.left_out[:REASONS_SHOWN]))
 
@@ -493,7 +495,7 @@ def _plan(
         seen = judge.judgement(list(dict.fromkeys(Key(m[1], m[2]) for m in batch)))
         if seen.unreachable:
             raise _unread(seen)
-        _plan_batch(plan, settings, action, batch, seen)
+        _plan_batch(plan, judge.sources, action, batch, seen)
     if not plan.fits and not plan.done:
         raise refused(
             f"The decision to {action} does not fit case {case.case_id} as it is now: {first_of(plan.left_out or [_NONE_OPEN])}",
@@ -526,11 +528,15 @@ def _require_topic(settings: Settings, case: Case) -> None:
 
 def _plan_batch(
     plan: _Plan,
-    settings: Settings,
+    sources: Sources,
     action: str,
     batch: Sequence[tuple[str, str, str, str]],
     seen: Judgement,
 ) -> None:
+    """Raises StoreUnavailable."""
+    kept: set[Delivery] = set()
+    if action in ("discard", "void"):
+        kept = kept_contents(sources, (_delivery(judged) for judged in seen.judged))
     by_key: dict[Key, list[Judged]] = {}
     for judged in seen.judged:
         by_key.setdefault(judged.key, []).append(judged)
@@ -547,11 +553,21 @@ def _plan_batch(
         else:
             stub = seen.stubs[key]
             for judged in (judged for judged in mine if not is_done(judged)):
-                policy = settings.policy_for(topic, judged.consumer_group)
-                if reason := why_not(action, judged, stub, policy, seen.as_of):
+                policy = sources.settings.policy_for(topic, judged.consumer_group)
+                # What is withdrawn is given up for every group.
+                given_up = by_key[key] if action == "void" else [judged]
+                keeper = next((one for one in given_up if _delivery(one) in kept), None)
+                reason = why_not(action, judged, stub, policy, seen.as_of)
+                if reason is None and keeper is not None:
+                    reason = f"its ordering key is parked in {keeper.consumer_group}, in a case of its own; decide that one"
+                if reason:
                     plan.left_out.append(f"{message_id} for {judged.consumer_group}: {reason}")
                 else:
                     plan.fits.append((judged, stub))
+
+
+def _delivery(judged: Judged) -> Delivery:
+    return judged.topic, judged.message_id, judged.consumer_group
 
 
 def _apply_in_producers(conn: Any, judge: Judge, plan: _Plan, intent: Intent, more: int) -> Counts:

@@ -31,7 +31,8 @@ from backstop.model.errors import (
     Unavailable,
 )
 from backstop.sql.connection import STATEMENT_TIMEOUT
-from backstop.stores.open import open_log_store, open_stub_store
+from backstop.stores.open import open_log_store, open_parking, open_stub_store
+from backstop.stores.postgresql.parking import PostgresParking
 from backstop.stores.protocol import LogStore, StubStore
 
 ANSWER_SECONDS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, inf)
@@ -73,6 +74,7 @@ class Sources:
         self._stack = ExitStack()
         self._shards: dict[str, StubStore] = {}
         self._logs: dict[str, LogStore] = {}
+        self._parking: dict[str, PostgresParking] = {}
         self._brokers: dict[str, Broker] = {}
         self.seen_dead_letters: defaultdict[tuple[str, str], SeenDeadLetters] = defaultdict(
             SeenDeadLetters
@@ -107,6 +109,20 @@ class Sources:
                 LogStore, _Guarded(logs, f"store {store}", StoreFailed, self.answers)
             )
         return self._logs[store]
+
+    def parking_of(self, group: str) -> PostgresParking:
+        """Ordered consumption in the consumer database of this group, which parks keys."""
+        store = self.settings.groups[group].store
+        if store not in self._parking:
+            subject = f"store {store}"
+            with guarded(subject, StoreFailed):
+                parking = self._stack.enter_context(
+                    open_parking(self.settings, self.connections, store, self._patience)
+                )
+            self._parking[store] = cast(
+                PostgresParking, _Guarded(parking, subject, StoreFailed, self.answers)
+            )
+        return self._parking[store]
 
     def broker(self, name: str) -> Broker:
         """The broker of this name."""

@@ -35,6 +35,7 @@ _SQL = {
     for name, text in _QUERIES.items()
     if name != "unowned"
 }
+CRASHED = "Its worker ended, or lost its lease, each time it was tried."
 EXPIRED_HEAD = "Its worker ended, or lost its lease, while the message was released."
 
 
@@ -137,24 +138,22 @@ def complete(connection: Connection, head: InOrder, lease: Acquired) -> None:
     Raises QueueLost or LeaseLost: the transaction must roll back.
     """
     queue = head.queue
-    values = {
-        **_fenced(lease),
-        "queue_id": queue.queue_id,
-        "fence": queue.fence,
-        "idle": queue_owner.idle_limit(),
-    }
+    values = {**_fenced(lease), **_queue(queue), "idle": queue_owner.idle_limit()}
     if not rows(connection, _SQL["complete"], values):
         queue_owner.compare(connection, queue)
         raise lost(lease, "completed")
 
 
 def park(
-    connection: Connection, head: InOrder, lease: Acquired, error: str, limits: Limits
+    connection: Connection, head: InOrder, lease: Acquired, error: str | None, limits: Limits
 ) -> None:
-    """The head failed too often: its key waits for a person.
+    """The head failed too often: its key waits for a person. `error`: null: it was begun too often, and the log may have an error.
 
     Raises ParkingFull, QueueLost or LeaseLost; the caller's transaction must roll back then.
     """
+    if error is None:
+        recorded = rows(connection, _SQL["recorded_error"], _fenced(lease))
+        error = recorded[0]["last_error"] if recorded else CRASHED
     group, text = lease.group, error_text(error, connection)
     parked = _lock_keys(connection, group, [(head.queue.topic, head.key)])
     queue_owner.compare(connection, head.queue)
@@ -293,24 +292,13 @@ def set_back(connection: Connection, lease: Acquired, error: str | None, *, rele
 
 
 def stop_queue(connection: Connection, queue: OwnedQueue, key: str, reached: str) -> None:
-    """Records that the queue stands still at a message of this key, because a limit is reached."""
-    values = {
-        "group": queue.group,
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "key": key,
-        "reached": reached,
-    }
-    rows(connection, _SQL["stop_queue"], values)
+    """Records that the queue stands still at a message of this key, because a limit is reached; nothing if it has another owner."""
+    rows(connection, _SQL["stop_queue"], {**_queue(queue), "key": key, "reached": reached})
 
 
 def go_on(connection: Connection, queue: OwnedQueue) -> None:
-    """The queue moves again."""
-    rows(
-        connection,
-        _SQL["go_on"],
-        {"group": queue.group, "topic": queue.topic, "queue_id": queue.queue_id},
-    )
+    """The queue moves again; nothing if it has another owner, who says itself that it stands."""
+    rows(connection, _SQL["go_on"], _queue(queue))
 
 
 def say_away(connection: Connection, group: str, topic: str, member: str, error: str) -> None:
@@ -515,6 +503,15 @@ def _reached(key: dict[str, Any], size: int, limits: Limits) -> str | None:
 
 def _size(message: Message) -> int:
     return len(message.content) + len(json.dumps(dict(message.headers)).encode())
+
+
+def _queue(queue: OwnedQueue) -> dict[str, object]:
+    return {
+        "group": queue.group,
+        "topic": queue.topic,
+        "queue_id": queue.queue_id,
+        "fence": queue.fence,
+    }
 
 
 def _key(group: str, head: InOrder) -> dict[str, object]:

@@ -21,6 +21,11 @@ VALUES (%(group)s::text, %(topic)s::text, %(key)s::text, %(queue_id)s::integer, 
 ON CONFLICT (consumer_group, topic, ordering_key) DO NOTHING
 RETURNING ordering_key;
 
+-- name: recorded_error: the last failure that the log has of a message
+SELECT last_error FROM consumer_log
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
+    AND last_error IS NOT NULL;
+
 -- name: park_log: the head's log, by the token of who tried it
 UPDATE consumer_log SET
     state = 'PARKED', last_error = %(error)s::text, updated_at = clock_timestamp(), lease_expires_at = clock_timestamp()
@@ -149,16 +154,28 @@ WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_i
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
 RETURNING fence;
 
--- name: stop_queue: a limit of parking was reached: the queue stops
+-- name: stop_queue: a limit of parking was reached: the queue stops, if it still has this fence
+WITH owned AS MATERIALIZED (
+    SELECT q.queue_id FROM queue_owner q
+    WHERE q.consumer_group = %(group)s::text AND q.topic = %(topic)s::text AND q.queue_id = %(queue_id)s::integer
+        AND q.fence = %(fence)s::bigint
+    FOR KEY SHARE
+)
 INSERT INTO parking_full AS f (consumer_group, topic, queue_id, ordering_key, reached)
-VALUES (%(group)s::text, %(topic)s::text, %(queue_id)s::integer, %(key)s::text, %(reached)s::text)
+SELECT %(group)s::text, %(topic)s::text, owned.queue_id, %(key)s::text, %(reached)s::text FROM owned
 ON CONFLICT (consumer_group, topic, queue_id) DO UPDATE SET ordering_key = excluded.ordering_key, reached = excluded.reached
 RETURNING queue_id;
 
--- name: go_on: there is room again
-DELETE FROM parking_full
-WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND queue_id = %(queue_id)s::integer
-RETURNING queue_id;
+-- name: go_on: there is room again, if the queue still has this fence
+WITH owned AS MATERIALIZED (
+    SELECT q.queue_id FROM queue_owner q
+    WHERE q.consumer_group = %(group)s::text AND q.topic = %(topic)s::text AND q.queue_id = %(queue_id)s::integer
+        AND q.fence = %(fence)s::bigint
+    FOR KEY SHARE
+)
+DELETE FROM parking_full f USING owned
+WHERE f.consumer_group = %(group)s::text AND f.topic = %(topic)s::text AND f.queue_id = owned.queue_id
+RETURNING f.queue_id;
 
 -- name: answered: a person answered: the key's messages are released, head first, if it is in one of these states
 UPDATE parked_key SET

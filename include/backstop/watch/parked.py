@@ -35,6 +35,9 @@ from backstop.watch.samples import Answer, Finding
 
 _SQL = load("backstop.watch", "queries.sql")
 KEY, FULL, AWAY = "key_parked", "parking_full", "downstream_away"
+GO_ON = "none stands at a limit any more: they go on, or their consumers were stopped"
+BACK = "none waits any more: what they need is back, or their consumers were stopped"
+"""A consumer that stops takes back what it said."""
 MOST_KEYS = 10_000
 """Parked keys of one database of which one watch makes cases."""
 NO_DECISION = "discard_without_decision"
@@ -241,13 +244,10 @@ def tell_of_parked(cursor: Any, seen: Parked, as_of: datetime, run_id: int) -> C
             },
         )
     found = {(FULL, *key, "queues") for key in full}
-    counts.add("parking_full_over", close_by_cause(cursor, FULL, found, "they go on", seen.looked))
+    counts.add("parking_full_over", close_by_cause(cursor, FULL, found, GO_ON, seen.looked))
     found = {(AWAY, *key, "handlers") for key in away}
     counts.add("downstream_away", len(away))
-    counts.add(
-        "downstream_back",
-        close_by_cause(cursor, AWAY, found, "what they need is back", seen.looked),
-    )
+    counts.add("downstream_back", close_by_cause(cursor, AWAY, found, BACK, seen.looked))
     return Counts({name: number for name, number in counts.items() if number})
 
 
@@ -257,9 +257,12 @@ def _open_keys(
     cursor.execute(_SQL["newest_parked"], {"groups": seen.looked})
     newest = {row[:3]: row[3:] for row in cursor.fetchall()}
     for key in waiting:
-        state, decision, decided_at, parked_at, messages = newest.get(
-            (key.topic, key.group, key.key), (None,) * 5
+        state, decision, decided_at, parked_at, messages, is_begun = newest.get(
+            (key.topic, key.group, key.key), (None,) * 6
         )
+        # The answer was about what the case says: given again, it must not be about another head.
+        if state == "open" and is_begun:
+            continue
         if parked_at == key.parked_at.isoformat():
             if state == "open" and messages == str(key.messages):
                 continue

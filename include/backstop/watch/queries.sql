@@ -56,9 +56,9 @@ WHERE kind = 'queue_blocked' AND topic = %(topic)s AND consumer_group = %(group)
 -- name: causes_blocked: whose queues are blocked by the cases that are not closed
 SELECT topic, consumer_group, subject FROM case_file WHERE kind = 'queue_blocked' AND closed_at IS NULL;
 
--- name: newest_parked: the newest case of each parked key, how it stands, and which parking it was seen of
+-- name: newest_parked: the newest case of each parked key, how it stands, which parking it was seen of, and whether an answer may be applied in part
 SELECT DISTINCT ON (topic, consumer_group, subject) topic, consumer_group, subject, state, decision, decided_at,
-    evidence ->> 'parked_at', evidence ->> 'messages'
+    evidence ->> 'parked_at', evidence ->> 'messages', coalesce((intention ->> 'reached')::boolean, false)
 FROM case_file WHERE kind = 'key_parked' AND consumer_group = ANY (%(groups)s)
 ORDER BY topic, consumer_group, subject, case_id DESC;
 

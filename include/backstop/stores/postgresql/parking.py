@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
+from backstop.model.records import Key
 from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
 from backstop.sql.named import load
 
@@ -177,6 +178,11 @@ class PostgresParking:
             _SQL["head_content"], {"group": group, "topic": topic, "key": key}
         )
         return (found[0][0], bytes(found[0][1])) if found else None
+
+    def kept(self, group: str, keys: Sequence[Key]) -> list[Key]:
+        """Those of these messages whose content a parked key keeps."""
+        values = {"group": group, **columns(keys, ("topics", "message_ids"))}
+        return [Key(*row) for row in self._connection.rows(_SQL["kept"], values)]
 
     def full_queues(self, groups: Sequence[str]) -> list[FullQueue]:
         return [

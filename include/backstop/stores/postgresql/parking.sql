@@ -30,6 +30,11 @@ SELECT m.message_id, m.content FROM parked_message m
 WHERE m.consumer_group = %(group)s AND m.topic = %(topic)s AND m.ordering_key = %(key)s
 ORDER BY m.number LIMIT 1;
 
+-- name: kept: those of these messages of a group whose content a parked key keeps
+SELECT m.topic, m.message_id FROM parked_message m
+JOIN unnest(%(topics)s::text[], %(message_ids)s::text[]) AS asked (topic, message_id) USING (topic, message_id)
+WHERE m.consumer_group = %(group)s;
+
 -- name: full_queues: queues that a limit of parking stopped
 SELECT f.consumer_group, f.topic, f.queue_id, f.ordering_key, f.reached, f.since
 FROM parking_full f WHERE f.consumer_group = ANY (%(groups)s)

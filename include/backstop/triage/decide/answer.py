@@ -29,6 +29,7 @@ from backstop.cases.intend import (
 )
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.evidence.kept_contents import kept_contents
 from backstop.evidence.sources import Sources
 from backstop.model.errors import StoreUnavailable
 from backstop.model.records import Counts, Key
@@ -60,7 +61,7 @@ from backstop.triage.decide.evidence import (
     gather_evidence,
     read_dead_letters,
 )
-from backstop.triage.decide.fits_answer import why_not
+from backstop.triage.decide.fits_answer import IS_KEPT, why_not
 from backstop.triage.decide.refresh_case_summary import refresh_case
 
 _SQL = load("backstop.triage.decide", "decide.sql")
@@ -272,6 +273,10 @@ def _plan(
         batch = list(letters[start : start + _BATCH])
         look = gather_evidence(conn, settings, sources, batch)
         plan.looks.append(look)
+        kept: set[Delivery] = set()
+        if intent["action"] == "discard":
+            read = [one for one in batch if look.facts[one.dead_letter_id].unread is None]
+            kept = kept_contents(sources, (one.delivery for one in read if one.delivery))
         for letter in batch:
             facts, policy = look.facts[letter.dead_letter_id], policy_of(settings, letter)
             if facts.unread is not None:
@@ -284,7 +289,9 @@ def _plan(
                 plan.done.append((letter, facts.discarded, str(facts.discarded["decided_by"])))
             elif facts.log is not None and is_done(facts) and not is_conflict(facts):
                 plan.done.append((letter, proof_of(facts.log), "triage"))
-            elif reason := why_not(intent["action"], facts, policy):
+            elif reason := why_not(intent["action"], facts, policy) or (
+                IS_KEPT if letter.delivery in kept else None
+            ):
                 plan.left_out.append(
                     f"{letter.message_id or f'letter {letter.dead_letter_id}'}: {reason}"
                 )

@@ -13,6 +13,8 @@ from backstop.triage.decide.decide import (
     refused_too_often,
 )
 
+IS_KEPT = "its ordering key is parked in a case of its own; decide that one"
+
 
 def why_not(action: str, facts: Facts, policy: Policy) -> str | None:
     """Why this answer does not fit a letter of which something is left to do, as the end of a sentence; null: it fits."""
@@ -35,7 +37,7 @@ def why_not(action: str, facts: Facts, policy: Policy) -> str | None:
     if (reason := cannot_send(facts, policy)) is not None:
         return f"nothing can be sent for dead letters that {REASONS[reason].says}"
     if log is not None and log.state == LogState.PARKED:
-        return "its ordering key is parked in a case of its own; decide that one"
+        return IS_KEPT
     assert facts.stub is not None
     if refused_too_often(facts.stub, policy):
         return "the broker refused it too often: fix the cause and raise max_refusals in the policy"
