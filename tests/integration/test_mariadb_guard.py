@@ -211,12 +211,12 @@ def test_no_mode_and_no_zone_of_the_session_changes_an_answer(
     second.close()
 
 
-@pytest.mark.parametrize("charset", ["latin1", "utf8mb3", "ascii"])
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb3", "ascii", "gbk"])
 def test_ids_are_kept_whole_whatever_the_connection_can_write(
     maria: MariaDatabase, charset: str
 ) -> None:
     once = ProcessOnce(lambda: maria.connect(charset=charset), GROUP, owner_host="wörker-🚚")
-    message = Message(TOPIC, "schlüssel/鍵/🚚", b"{}")
+    message = Message(TOPIC, "schlüssel/鍵' OR 1=1 -- /🚚", b"{}")
     with pytest.raises(ValueError), once.holding(message):
         raise ValueError("größer als 🚚")
     (found,) = maria.log_of(GROUP, TOPIC, message.message_id)

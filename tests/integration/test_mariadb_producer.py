@@ -54,6 +54,8 @@ ODD = [
     "á",
     "per%cent%(x)s",
     "it's",
+    "中' OR 1=1 -- ",
+    '{"name":"中"}',
     "back\\slash",
     "emoji-🚚",
     "line\nbreak",
@@ -211,8 +213,18 @@ def test_autocommit_and_values_that_no_column_holds_are_refused(producer: MariaD
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"charset": "latin1"}, {"init_command": "SET sql_mode = '', time_zone = '+09:00'"}],
-    ids=["as it is", "another character set", "not strict, in another zone"],
+    [
+        {},
+        {"charset": "latin1"},
+        {"charset": "gbk"},
+        {"init_command": "SET sql_mode = '', time_zone = '+09:00'"},
+    ],
+    ids=[
+        "as it is",
+        "another character set",
+        "one with a backslash in it",
+        "not strict, in another zone",
+    ],
 )
 def test_any_id_is_recorded_sent_and_settled_whole(
     world: MariaStubWorld, options: dict[str, Any]

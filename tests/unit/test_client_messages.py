@@ -23,6 +23,7 @@ from backstop.client.read_headers import read_headers
 from backstop.leases.guard import new_tokens
 from backstop.model.errors import BackstopError, ContractBroken
 from backstop.model.records import LogState, Message, Position
+from backstop.sql.mariadb_run import fetch
 from backstop.sql.named import load
 from backstop.sql.run import (
     in_style,
@@ -154,6 +155,26 @@ class Written:
 
 
 @pytest.mark.parametrize("package", FILES)
+def test_no_driver_of_mariadb_gets_bytes_that_a_character_set_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In GBK the last byte of the first character takes the backslash that stands before the quote, which then ends the text."""
+    statement = "SELECT %(topic)s, %(token)s, %(hash)s, %(topic)s, %(error)s"
+    values = {"topic": "中'".encode(), "token": "t", "hash": None, "error": b""}
+    written = Written()
+    monkeypatch.setattr(f"{__name__}.paramstyle", "format", raising=False)
+    fetch(written, statement, values)  # type: ignore[arg-type]
+    assert written.said == (
+        "SELECT UNHEX(%s), %s, %s, UNHEX(%s), X''",
+        ("e4b8ad27", "t", None, "e4b8ad27"),
+    )
+    monkeypatch.setattr(f"{__name__}.paramstyle", "pyformat")
+    fetch(written, statement, values)  # type: ignore[arg-type]
+    text, given = written.said
+    assert text == "SELECT UNHEX(%(topic)s), %(token)s, %(hash)s, UNHEX(%(topic)s), X''"
+    assert isinstance(given, dict) and not [v for v in given.values() if isinstance(v, bytes)]
+
+
 def test_of_one_message_a_statement_is_given_values_and_of_several_arrays(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
