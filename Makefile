@@ -85,7 +85,7 @@ test-demos: setup activemq rocketmq mariadb ## the demo's story on ActiveMQ, on 
 test-faults: setup ## that each fault of `make chaos` matters: without its protection the system is found broken
 	@$(PYTEST) -n 3 tests/chaos/test_each_fault_matters.py $(ARGS)
 
-test-versions: setup ## both ends of the declared versions: the oldest on Python 3.11, the newest on Python 3.13 (two environments below build/)
+test-versions: setup mariadb ## both ends of the declared versions: the oldest on Python 3.11, the newest on Python 3.13 (two environments below build/)
 	@$(PY) -m backstop_lab.try_versions
 
 test-all: setup mariadb mongodb browser activemq rocketmq iceberg message-tables ## everything, the long tests too (seeds, soaks)

@@ -27,7 +27,8 @@ from backstop.leases import books, guard, mariadb, parking, queue_owner
 from backstop.leases.lease import Acquired, Arrival, Busy, Conflict, Done
 from backstop.leases.row_lock import record_done, record_failure
 from backstop.model.errors import ConfigurationError, ContractBroken
-from backstop.model.records import Message, Position
+from backstop.model.records import EARLIEST, Message, Position
+from backstop.stores.mariadb.books import MariaBooks
 from client_world import GROUP, TOPIC, broker, valkey  # noqa: F401
 from guard_world import A, B
 from maria_world import MariaDatabase, connect_to, maria, maria_consumer, maria_server  # noqa: F401
@@ -211,12 +212,12 @@ def test_no_mode_and_no_zone_of_the_session_changes_an_answer(
     second.close()
 
 
-@pytest.mark.parametrize("charset", ["latin1", "utf8mb3", "ascii"])
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb3", "ascii", "gbk"])
 def test_ids_are_kept_whole_whatever_the_connection_can_write(
     maria: MariaDatabase, charset: str
 ) -> None:
     once = ProcessOnce(lambda: maria.connect(charset=charset), GROUP, owner_host="wörker-🚚")
-    message = Message(TOPIC, "schlüssel/鍵/🚚", b"{}")
+    message = Message(TOPIC, "schlüssel/鍵' OR 1=1 -- /🚚", b"{}")
     with pytest.raises(ValueError), once.holding(message):
         raise ValueError("größer als 🚚")
     (found,) = maria.log_of(GROUP, TOPIC, message.message_id)
@@ -398,6 +399,19 @@ def test_books_are_replaced_and_those_of_members_long_gone_are_forgotten(
     write("ann", "second")
     (other,) = maria.run("SELECT * FROM consumer_books")
     assert other["started_at"] > before["started_at"] and other["life"] == "second"
+
+
+def test_a_date_of_zeros_in_the_books_of_one_member_hides_no_others(maria: MariaDatabase) -> None:
+    with closing(maria.connect()) as connection:
+        for member in ("ann", "bob"):
+            books.write(connection, GROUP, member, "x", {"received": 1, "done": 1}, 0)
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION sql_mode = ''")
+            cursor.execute("UPDATE consumer_books SET started_at = 0 WHERE member = 'ann'")
+        connection.commit()
+    with closing(MariaBooks("billing_db", maria.dsn)) as kept:
+        found = {one.member: one.started_at for one in kept.books([GROUP])}
+    assert found.keys() == {"ann", "bob"} and found["ann"] == EARLIEST
 
 
 def test_the_life_of_the_server_is_another_after_the_table_was_made_again(

@@ -54,6 +54,8 @@ ODD = [
     "á",
     "per%cent%(x)s",
     "it's",
+    "中' OR 1=1 -- ",
+    '{"name":"中"}',
     "back\\slash",
     "emoji-🚚",
     "line\nbreak",
@@ -211,8 +213,18 @@ def test_autocommit_and_values_that_no_column_holds_are_refused(producer: MariaD
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"charset": "latin1"}, {"init_command": "SET sql_mode = '', time_zone = '+09:00'"}],
-    ids=["as it is", "another character set", "not strict, in another zone"],
+    [
+        {},
+        {"charset": "latin1"},
+        {"charset": "gbk"},
+        {"init_command": "SET sql_mode = '', time_zone = '+09:00'"},
+    ],
+    ids=[
+        "as it is",
+        "another character set",
+        "one with a backslash in it",
+        "not strict, in another zone",
+    ],
 )
 def test_any_id_is_recorded_sent_and_settled_whole(
     world: MariaStubWorld, options: dict[str, Any]
@@ -560,6 +572,61 @@ def test_the_audit_finds_what_breaks_an_invariant(world: MariaStubWorld) -> None
         keys = [Key(TOPIC, name) for name in ("gone", "stuck")]
         assert audit.not_voided(keys) == [Key(TOPIC, "stuck")]
         assert audit.not_erased([*keys, Key(TOPIC, "beyond")]) == [Key(TOPIC, "beyond")]
+
+
+@pytest.mark.parametrize("what", ["exhausted", "overdue", "voided", "late"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_walk_passes_an_id_that_is_no_text_once(
+    world: MariaStubWorld, what: str, size: int
+) -> None:
+    """Shown as hexadecimal it lies elsewhere, and here also beside a text that is shown alike."""
+    ids = [b"1\0", b"\\x3100", b"a\0\0", b"b", b"\xff"]
+    day, past = timedelta(days=1), NOW - timedelta(days=9999)
+    begun: dict[str, Any] = {}
+    if what == "late":
+        begun = {"send_count": 1, "attempt_deadline": past, "attempted_at": past}
+    for number, one in enumerate(ids):
+        its = {**begun, "attempt_token": token()} if begun else {}
+        status = what if what in ("exhausted", "voided") else "pending"
+        world.put_stub(message_id=f"m-{number}", status=status, updated_at=NOW, content=b"", **its)
+        values = (one, f"m-{number}".encode())
+        world.database.run("UPDATE message_stub SET message_id = %s WHERE message_id = %s", values)
+    walked: list[Key] = []
+    moved = FIRST_STUB
+    with (
+        closing(open_stub_audit(settings_of(), connections_of(world.database), "shop_a")) as audit,
+        MariaStubs("shop_a", world.database.dsn) as stubs,
+    ):
+        while len(walked) < 2 * len(ids):
+            last = walked[-1] if walked else Key("", "")
+            if what == "voided":
+                found = audit.voided_between(TOPIC, NOW - day, NOW + day, moved, size)
+                page = [key for key, _ in found]
+                moved = (found[-1][1], found[-1][0].message_id) if found else moved
+            elif what == "overdue":
+                page = audit.overdue({TOPIC: NOW, "other": NOW}, last, size)
+            else:
+                page = (
+                    audit.exhausted(last, size) if what == "exhausted" else stubs.late(last, size)
+                )
+            if not page:
+                break
+            walked += page
+    shown = ["\\x3100", "\\x3100", "\\x610000", "b", "\\xff"]
+    assert walked == [Key(TOPIC, one) for one in shown]
+
+
+def test_retention_passes_an_id_that_is_no_text_once(world: MariaStubWorld) -> None:
+    old = NOW - timedelta(days=9000)
+    for one in (b"1\0", b"b", b"\xff"):
+        world.put_stub(message_id="m", status="confirmed", updated_at=old, created_at=old)
+        world.database.run("UPDATE message_stub SET message_id = %s WHERE message_id = 'm'", (one,))
+    walked, after = [], FIRST_STUB
+    with closing(open_stub_purge(settings_of(), connections_of(world.database), "shop_a")) as purge:
+        while len(walked) < 6 and (page := purge.old_stubs(TOPIC, 1, 1, after, 1)):
+            walked += [stub.key.message_id for stub in page]
+            after = (page[-1].moved, page[-1].key.message_id)
+    assert walked == ["\\x3100", "b", "\\xff"]
 
 
 def test_a_migration_is_safe_to_run_twice_and_after_one_that_was_cut_off(

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -297,6 +298,36 @@ def test_a_restarted_server_is_asked_again_without_an_error(running: PostgresWor
             stubs.stubs([Key("orders", "m-1")])
         running.server.start()
         assert stubs.clock() and logs.clock()  # `logs` held a connection that died meanwhile
+
+
+def test_no_limit_of_the_server_for_whole_transactions_ends_a_scan(running: PostgresWorld) -> None:
+    url = running.server.admin_dsn("producer")
+    with closing(PostgresConnection("shard shop_a", url)) as connection:
+        ((version,),) = connection.rows("SELECT current_setting('server_version_num')::integer")
+    if version < 170000:
+        pytest.skip("PostgreSQL has this limit from 17 on")
+    running.run("producer", "ALTER DATABASE producer SET transaction_timeout = '1s'")
+    try:
+        with closing(PostgresConnection("shard shop_a", url)) as connection:
+            assert connection.rows("SHOW transaction_timeout") == [("0",)]
+    finally:
+        running.run("producer", "ALTER DATABASE producer RESET transaction_timeout")
+
+
+def test_a_session_that_the_server_ended_is_a_store_that_did_not_answer(
+    running: PostgresWorld,
+) -> None:
+    def stand_still(cursor: Any) -> None:
+        cursor.execute("SELECT set_config('idle_in_transaction_session_timeout', '50', true)")
+        time.sleep(0.5)
+        cursor.execute("SELECT 1")
+
+    with closing(
+        PostgresConnection("shard shop_a", running.server.admin_dsn("producer"))
+    ) as connection:
+        with pytest.raises(StoreUnavailable, match="idle-in-transaction"):
+            connection.run(stand_still)
+        assert connection.rows("SELECT 1") == [(1,)]
 
 
 def test_a_server_that_freezes_is_told_after_a_bounded_time(running: PostgresWorld) -> None:

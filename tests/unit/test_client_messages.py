@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from uuid import RFC_4122, UUID
 
 import psycopg2
@@ -23,9 +23,11 @@ from backstop.client.read_headers import read_headers
 from backstop.leases.guard import new_tokens
 from backstop.model.errors import BackstopError, ContractBroken
 from backstop.model.records import LogState, Message, Position
+from backstop.sql.mariadb_run import fetch
 from backstop.sql.named import load
 from backstop.sql.run import (
     in_style,
+    is_in_autocommit,
     is_unavailable,
     of_one,
     parameter_style,
@@ -153,6 +155,26 @@ class Written:
     def close(self) -> None: ...
 
 
+def test_no_driver_of_mariadb_gets_bytes_that_a_character_set_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In GBK the last byte of the first character takes the backslash that stands before the quote, which then ends the text."""
+    statement = "SELECT %(topic)s, %(token)s, %(hash)s, %(topic)s, %(error)s"
+    values = {"topic": "中'".encode(), "token": "t", "hash": None, "error": b""}
+    written = Written()
+    monkeypatch.setattr(f"{__name__}.paramstyle", "format", raising=False)
+    fetch(written, statement, values)  # type: ignore[arg-type]
+    assert written.said == (
+        "SELECT UNHEX(%s), %s, %s, UNHEX(%s), X''",
+        ("e4b8ad27", "t", None, "e4b8ad27"),
+    )
+    monkeypatch.setattr(f"{__name__}.paramstyle", "pyformat")
+    fetch(written, statement, values)  # type: ignore[arg-type]
+    text, given = written.said
+    assert text == "SELECT UNHEX(%(topic)s), %(token)s, %(hash)s, UNHEX(%(topic)s), X''"
+    assert isinstance(given, dict) and not [v for v in given.values() if isinstance(v, bytes)]
+
+
 @pytest.mark.parametrize("package", FILES)
 def test_of_one_message_a_statement_is_given_values_and_of_several_arrays(
     package: str, monkeypatch: pytest.MonkeyPatch
@@ -205,6 +227,13 @@ def test_only_psycopgs_own_class_answers_for_its_driver() -> None:
         "pyformat",
         "format",
     ]
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_driver_that_is_written_in_c_is_asked_whether_it_is_in_autocommit(said: bool) -> None:
+    """mysqlclient's connection has two methods of C, where PyMySQL's has one of Python."""
+    connection = SimpleNamespace(get_autocommit=[said].pop, autocommit=[].append)
+    assert is_in_autocommit(connection) is said
 
 
 def test_a_drivers_errors_are_known_by_their_standard_names() -> None:

@@ -1,5 +1,6 @@
--- The producer's side on a producer database in MariaDB, written without what MySQL 8 lacks. Keys and texts are given as bytes, so that
--- neither the connection's character set nor a collation changes them; instants are UTC, whatever the session's zone.
+-- The producer's side on a producer database in MariaDB, written without what MySQL 8 lacks. Keys and texts are given as bytes, which go
+-- there as hexadecimal (sql/mariadb_run.py), so that neither the connection's character set nor a collation changes them; instants are
+-- UTC, whatever the session's zone.
 -- {latest}: as in leases/mariadb.sql. {of_keys}: some messages of a topic (sql/mariadb_keys.py).
 
 -- name: latest: from 11.6.2 on a server may refuse to lock a row that changed since the transaction's snapshot; not this statement

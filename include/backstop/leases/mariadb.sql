@@ -1,6 +1,7 @@
--- The consumer's side in MariaDB, written without what MySQL 8 lacks. Keys are bytes (UTF-8), texts are given as bytes, so that
--- neither the connection's character set nor a collation changes them; instants are UTC, whatever the session's zone; every locking
--- read and every write reads what is committed now, whatever snapshot the transaction has, and finds its rows by the primary key.
+-- The consumer's side in MariaDB, written without what MySQL 8 lacks. Keys are bytes (UTF-8), texts are given as bytes, which go there
+-- as hexadecimal (sql/mariadb_run.py), so that neither the connection's character set nor a collation changes them; instants are UTC,
+-- whatever the session's zone; every locking read and every write reads what is committed now, whatever snapshot the transaction has,
+-- and finds its rows by the primary key.
 -- {of_keys} is some messages of a topic (sql/mariadb_keys.py).
 -- {latest} lets one statement do so also where the server would refuse it, because somebody changed the row since the snapshot.
 

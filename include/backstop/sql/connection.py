@@ -62,9 +62,12 @@ _SETTINGS = f"""
     SELECT {", ".join(f"set_config('{name}', '{form}', false)" for name, form in TEXT_FORMS.items())},
         set_config('statement_timeout', %(statement)s, false), set_config('lock_timeout', %(lock)s, false),
         set_config('idle_in_transaction_session_timeout', %(idle)s, false),
+        CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
+            THEN set_config('transaction_timeout', '0', false) END,
         set_config('row_security', 'off', false)
 """
-"""With row_security off the server refuses a query from which a policy would hide rows: absence must not be evidence."""
+"""With row_security off the server refuses a query from which a policy would hide rows: absence must not be evidence. From 17 on it
+may have a limit for whole transactions, which would end each large scan: the limits of statements and of idle transactions are ours."""
 _LOCK_TIMEOUT = "SELECT set_config('lock_timeout', %s, true)"
 _TURNED_DOWN = (
     errors.InsufficientPrivilege,
@@ -76,6 +79,8 @@ _TURNED_DOWN = (
     errors.SystemError,
 )
 """The server answers, and will not do what a healthy store of this schema does."""
+_SESSION_ENDED = (errors.IdleInTransactionSessionTimeout, errors.TransactionTimeout)
+"""The server has ended the session; the driver files these under InternalError."""
 
 
 class PostgresConnection:
@@ -163,7 +168,11 @@ class PostgresConnection:
                 if lock_timeout is not None:
                     raise
                 raise self._unavailable(_first_line(error)) from None
-            except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+            except (
+                psycopg2.OperationalError,
+                psycopg2.InterfaceError,
+                *_SESSION_ENDED,
+            ) as error:
                 gone = self._connection is None or self._connection.closed != 0
                 self.close()
                 if not (was_open and gone and not committing and attempt == 1):

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import cache, lru_cache
-from types import MethodType
+from types import BuiltinMethodType, MethodType
 from typing import Any, Protocol
 
 from backstop.model.errors import ConfigurationError, ContractBroken
@@ -210,7 +210,8 @@ def is_in_transaction(connection: object) -> bool:
 def is_in_autocommit(connection: object) -> bool:
     """Whether each statement is committed by itself, as far as the driver tells."""
     ask = getattr(connection, "get_autocommit", None)
-    if isinstance(ask, MethodType):  # another kind of database may have an attribute of every name
+    # Of Python (PyMySQL) or of C (mysqlclient); another kind of database may have an attribute of every name.
+    if isinstance(ask, MethodType | BuiltinMethodType):
         return bool(ask())
     return getattr(connection, "autocommit", False) is True
 

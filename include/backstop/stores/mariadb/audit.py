@@ -11,7 +11,7 @@ from backstop.sql.mariadb_keys import with_stubs
 from backstop.sql.mysql import MysqlConnection
 from backstop.sql.named import load
 from backstop.stores.mariadb.change_stubs import rows_of_keys
-from backstop.stores.mariadb.keys import naive
+from backstop.stores.mariadb.keys import KeyWalk, naive
 from backstop.stores.mariadb.stub_rows import key_of
 from backstop.stores.purge import FIRST_STUB
 
@@ -27,6 +27,7 @@ class MariaStubAudit:
     def __init__(self, shard: str, url: str) -> None:
         self.shard = shard
         self._connection = MysqlConnection(f"shard {shard}", url)
+        self._walk = KeyWalk()
 
     def numbers_beyond(self, start: datetime, end: datetime, limit: int) -> list[Key]:
         return self._keys("numbers_beyond", start=naive(start), end=naive(end), limit=limit)
@@ -38,24 +39,22 @@ class MariaStubAudit:
         return self._keys("never_looked_at", since=naive(since), until=naive(until), limit=limit)
 
     def exhausted(self, after: Key, limit: int) -> list[Key]:
-        return self._keys(
-            "exhausted",
-            after_topic=after.topic.encode(),
-            after_id=after.message_id.encode(),
-            limit=limit,
-        )
+        after_topic, after_id = self._walk.behind(*after)
+        values = {"after_topic": after_topic, "after_id": after_id, "limit": limit}
+        return self._walk.page(self._connection.rows(_SQL["exhausted"], values))
 
     def overdue(self, since: Mapping[str, datetime], after: Key, limit: int) -> list[Key]:
         found: list[Key] = []
         for topic in sorted(topic for topic in since if topic >= after.topic):
             behind = after.message_id if topic == after.topic else ""
-            found += self._keys(
-                "overdue",
-                topic=topic.encode(),
-                since=naive(since[topic]),
-                after_id=behind.encode(),
-                limit=limit - len(found),
-            )
+            encoded, after_id = self._walk.behind(topic, behind)
+            values = {
+                "topic": encoded,
+                "since": naive(since[topic]),
+                "after_id": after_id,
+                "limit": limit - len(found),
+            }
+            found += self._walk.page(self._connection.rows(_SQL["overdue"], values))
             if len(found) == limit:
                 break
         return found
@@ -84,18 +83,18 @@ class MariaStubAudit:
         after: tuple[str, str],
         limit: int,
     ) -> list[tuple[Key, str]]:
+        encoded, after_id = self._walk.behind(topic, after[1])
         values = {
             "status": status,
-            "topic": topic.encode(),
+            "topic": encoded,
             "start": naive(start),
             "end": naive(end),
             "after_moved": _FIRST if after == FIRST_STUB else after[0],
-            "after_id": after[1].encode(),
+            "after_id": after_id,
             "limit": limit,
         }
-        return [
-            (key_of(row), row[2]) for row in self._connection.rows(_SQL["ended_between"], values)
-        ]
+        rows = self._connection.rows(_SQL["ended_between"], values)
+        return list(zip(self._walk.page(rows), (row[2] for row in rows), strict=True))
 
     def not_voided(self, keys: Sequence[Key]) -> list[Key]:
         return self._of_keys("not_voided", keys)

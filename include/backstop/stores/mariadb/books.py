@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC
 from typing import Any
 
 from backstop.model.read_json import read_json
+from backstop.model.records import EARLIEST
 from backstop.sql.mysql import MysqlConnection
-from backstop.stores.mariadb.keys import as_text
+from backstop.stores.mariadb.keys import as_instant, as_text
 from backstop.stores.postgresql.parking import ConsumerBooks
 
 _BOOKS = (
@@ -32,8 +32,8 @@ class MariaBooks:
                 _document(counts),
                 in_process,
                 bool(has_ended),
-                started_at.replace(tzinfo=UTC),
-                written_at.replace(tzinfo=UTC),
+                as_instant(started_at) or EARLIEST,
+                as_instant(written_at) or EARLIEST,
             )
             for group, member, counts, in_process, has_ended, started_at, written_at in (
                 self._connection.rows(_BOOKS, values) if groups else ()

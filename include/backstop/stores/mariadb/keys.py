@@ -37,7 +37,33 @@ def as_text(value: bytes | str) -> str:
     asked for. No NUL gets any further: the control database holds none."""
     if is_text(value):
         return value if isinstance(value, str) else value.decode()
-    return "\\x" + (value.encode() if isinstance(value, str) else value).hex()
+    return "\\x" + as_bytes(value).hex()
+
+
+def as_bytes(value: bytes | str) -> bytes:
+    """A key as its column holds it."""
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+class KeyWalk:
+    """A walk over rows in the order of their keys, page by page. A key that is no text lies elsewhere than the hexadecimal that is shown
+    of it, so where a key of the newest page lies is kept."""
+
+    def __init__(self) -> None:
+        self._places: dict[Key, tuple[bytes, bytes]] = {}
+
+    def page(self, rows: Sequence[Sequence[Any]]) -> list[Key]:
+        """The keys of rows that begin with theirs."""
+        keys = [Key(as_text(row[0]), as_text(row[1])) for row in rows]
+        if rows:  # of two keys that are shown alike the later one counts: pages end with it
+            places = ((as_bytes(row[0]), as_bytes(row[1])) for row in rows)
+            self._places = dict(zip(keys, places, strict=True))
+        return keys
+
+    def behind(self, topic: str, message_id: str) -> tuple[bytes, bytes]:
+        """Where the walk goes on behind this key."""
+        as_shown = topic.encode(), message_id.encode()
+        return self._places.get(Key(topic, message_id), as_shown)
 
 
 def as_note(value: bytes | str | None) -> str | None:

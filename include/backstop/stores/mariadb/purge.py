@@ -11,7 +11,7 @@ from backstop.model.storable_text import fits
 from backstop.sql.mariadb_keys import listed, with_keys, with_stubs
 from backstop.sql.mysql import MysqlConnection
 from backstop.sql.named import load
-from backstop.stores.mariadb.keys import as_text, by_topic
+from backstop.stores.mariadb.keys import KeyWalk, by_topic
 from backstop.stores.purge import FIRST_LOG, FIRST_STUB, ErasedStub, LogPlace, OldLog, OldStub
 
 _SQL = {
@@ -27,23 +27,24 @@ class MariaLogPurge:
 
     def __init__(self, store: str, url: str) -> None:
         self._connection = MysqlConnection(f"store {store}", url)
+        self._walk = KeyWalk()
 
     def old_logs(
         self, group: str, kept_seconds: Mapping[str, float], after: LogPlace, limit: int
     ) -> tuple[list[OldLog], LogPlace | None]:
+        after_topic, after_id = self._walk.behind(after.topic, after.message_id)
         values = {
             "group": group.encode(),
             "least": _micros(min(kept_seconds.values())),
             "received": _FIRST if after == FIRST_LOG else after.received,
-            "after_topic": after.topic.encode(),
-            "after_id": after.message_id.encode(),
+            "after_topic": after_topic,
+            "after_id": after_id,
             "limit": limit,
         }
         logs, place = [], None
-        for topic, message_id, state, moved, age, is_held, received in self._connection.rows(
-            _SQL["old_logs"], values
-        ):
-            key = Key(as_text(topic), as_text(message_id))
+        rows = self._connection.rows(_SQL["old_logs"], values)
+        for key, row in zip(self._walk.page(rows), rows, strict=True):
+            _, _, state, moved, age, is_held, received = row
             kept = kept_seconds.get(key.topic)
             is_old = kept is not None and age is not None and age > _micros(kept)
             logs.append(OldLog(key, state, moved, is_old and not is_held))
@@ -112,6 +113,7 @@ class MariaStubPurge:
 
     def __init__(self, shard: str, url: str) -> None:
         self._connection = MysqlConnection(f"shard {shard}", url)
+        self._walk = KeyWalk()
 
     def old_stubs(
         self,
@@ -121,12 +123,13 @@ class MariaStubPurge:
         after: tuple[str, str],
         limit: int,
     ) -> list[OldStub]:
+        encoded, after_id = self._walk.behind(topic, after[1])
         values = {
-            "topic": topic.encode(),
+            "topic": encoded,
             "kept": _micros(kept_seconds),
             "no_taker": _micros(no_taker_seconds),
             "after_moved": _FIRST if after == FIRST_STUB else after[0],
-            "after_id": after[1].encode(),
+            "after_id": after_id,
             "limit": limit,
         }
 
@@ -135,9 +138,11 @@ class MariaStubPurge:
             for status in _OVER:
                 cursor.execute(_SQL["old_stubs"], {**values, "status": status})
                 found += [(moved, bytes(one), of) for one, of, moved in cursor.fetchall()]
+            found = sorted(found)[:limit]
+            keys = self._walk.page([(encoded, message_id) for _, message_id, _ in found])
             return [
-                OldStub(Key(topic, as_text(message_id)), status, moved)
-                for moved, message_id, status in sorted(found)[:limit]
+                OldStub(key, status, moved)
+                for key, (moved, _, status) in zip(keys, found, strict=True)
             ]
 
         return self._connection.run(work)

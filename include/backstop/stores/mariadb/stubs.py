@@ -19,7 +19,7 @@ from backstop.stores.locked_rows import change_rows
 from backstop.stores.mariadb import change_stubs
 from backstop.stores.mariadb.change_stubs import SQL, change_one, rows_of_keys
 from backstop.stores.mariadb.check import PRODUCER, check
-from backstop.stores.mariadb.keys import as_text, naive, of_micros
+from backstop.stores.mariadb.keys import KeyWalk, as_text, naive, of_micros
 from backstop.stores.mariadb.stub_rows import (
     attempt_of,
     attempt_table,
@@ -62,6 +62,7 @@ class MariaStubs:
         self._shard, self._url = shard, url
         self._subject = f"shard {shard}"
         self._connection = MysqlConnection(self._subject, url, statement_timeout=patience)
+        self._late = KeyWalk()
 
     def __repr__(self) -> str:
         return f"MariaStubs({self._shard})"
@@ -302,12 +303,9 @@ class MariaStubs:
         )
 
     def late(self, after: Key, limit: int) -> list[Key]:
-        values = {
-            "after_topic": after.topic.encode(),
-            "after_id": after.message_id.encode(),
-            "limit": limit,
-        }
-        return [key_of(row) for row in self._connection.rows(SQL["late_behind"], values)]
+        after_topic, after_id = self._late.behind(*after)
+        values = {"after_topic": after_topic, "after_id": after_id, "limit": limit}
+        return self._late.page(self._connection.rows(SQL["late_behind"], values))
 
     def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
         return self._change(
