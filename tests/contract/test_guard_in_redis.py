@@ -25,6 +25,15 @@ def in_redis(request: pytest.FixtureRequest, consumer: Any, valkey: Any) -> Iter
     world.close()
 
 
+@pytest.fixture
+def alone(consumer: Any, valkey: Any) -> Iterator[GuardWorld]:
+    """Leases in Redis alone."""
+    world = GuardWorld("redis", consumer, valkey.url())
+    world.redis.flushall()
+    yield world
+    world.close()
+
+
 def all_ends(world: GuardWorld, size: int = 60) -> None:
     """Every operation, over messages of every bucket."""
     worker, late = world.worker(), world.worker()
@@ -229,3 +238,38 @@ def test_a_record_that_cannot_be_read_is_the_databases_to_answer_and_mended(
     assert fronted.store.drain_counts() == {"front_unread": 1, "front_asked": 1}
     assert fronted.front.look([arrival(ID)]) == [Done()]
     assert fronted.world.redis.pttl(key) > 0
+
+
+@pytest.mark.parametrize(
+    ("refuse", "allow"),
+    [
+        ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+        ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 2gb"),
+        ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+    ],
+    ids=["a replica", "full", "too few replicas"],
+)
+def test_a_redis_that_may_not_write_is_unavailable_and_not_busy(
+    alone: GuardWorld, refuse: str, allow: str
+) -> None:
+    """BUSY would end no connection to a replica, and nobody would learn that the server is full."""
+    store = alone.worker()
+    acquired(store.begin([arrival("before")])[0])
+    alone.redis.execute_command(*refuse.split())
+    try:
+        with pytest.raises(StoreUnavailable, match="refused the call"):
+            store.begin([arrival(ID)])
+    finally:
+        alone.redis.execute_command(*allow.split())
+    acquired(store.begin([arrival(ID)])[0])
+
+
+def test_another_programs_key_of_another_type_is_busy_and_stops_no_other_message(
+    alone: GuardWorld,
+) -> None:
+    _, key = alone.keys.bucket_and_key(TOPIC, ID)
+    alone.redis.hset(key, "field", "value")
+    # Some of the others are of its bucket, and so in the same call of the script.
+    first, *others = alone.worker().begin([arrival(ID), *(arrival(f"m-{n}") for n in range(60))])
+    assert isinstance(first, Busy)
+    assert all(isinstance(other, Acquired) for other in others)

@@ -613,6 +613,21 @@ class TestConsumers:
         ]
         assert own.broker.progress("t", "g")[0].pending == 1
 
+    def test_an_owner_gets_again_what_a_failover_does_not_know_as_acknowledged(
+        self, own: RedisStreamsUnderTest
+    ) -> None:
+        publish(own.broker, 3)
+        subscription = own.broker.subscribe_owned("g", ["t"], "c")
+        got = subscription.fetch(("t", 0), 1, 10) or []
+        with loses_what_comes(own):
+            subscription.acknowledge(got[:2])
+        assert own.broker.progress("t", "g")[0].pending == 3
+        again = [one for _ in range(2) for one in subscription.fetch(("t", 0), 1, 10) or []]
+        assert [one.message.message_id for one in again] == ["m-0", "m-1"], "m-2 is in hand"
+        assert subscription.fetch(("t", 0), 1, 10) == []
+        subscription.acknowledge([*again, got[2]])
+        assert own.broker.progress("t", "g")[0].pending == 0
+
     def test_lag_counts_what_is_in_flight_too(
         self, own: RedisStreamsUnderTest, receive: Receive
     ) -> None:

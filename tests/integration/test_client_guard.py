@@ -410,6 +410,33 @@ def test_a_renewal_that_meets_an_uncommitted_give_back_waits_and_brings_nothing_
     assert isinstance(world.begin(), Acquired)
 
 
+@pytest.mark.parametrize("end", ["complete", "give_back", "record_done", "record_failure"])
+def test_a_worker_that_stands_still_before_its_commit_is_ended_by_the_server(
+    world: World, end: str
+) -> None:
+    """`begin` of the message's next delivery waits for its row, and so does the rest of that batch."""
+    if isinstance(world, InMariaDB):
+        pytest.skip("MariaDB has no such limit for one transaction")
+
+    def limit() -> str:
+        with world.connection.cursor() as cursor:
+            cursor.execute("SHOW idle_in_transaction_session_timeout")
+            return str(cursor.fetchone()[0])
+
+    match end:
+        case "complete":
+            guard.complete(world.connection, world.acquire())
+        case "give_back":
+            assert guard.give_back(world.connection, world.acquire())
+        case "record_done":
+            assert row_lock.record_done(world.connection, GROUP, Arrival(TOPIC, ID, A))
+        case "record_failure":
+            assert row_lock.record_failure(world.connection, GROUP, Arrival(TOPIC, ID, A), "broke")
+    assert limit() == "10s"
+    world.connection.commit()
+    assert limit() == "0", "it is that transaction's alone"
+
+
 def meanwhile(world: World, ask: Callable[[Any], Any]) -> Any:
     """What is answered over another connection to somebody who waits until the world's transaction is committed."""
     answers: list[Any] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from itertools import product
 from typing import Any
 
 import pytest
 
+from backstop.config.constraints import longest_way_back
 from backstop.config.load import from_mapping
 from backstop.model.errors import ConfigurationError
 from backstop.model.records import Key, LogState
@@ -166,6 +168,11 @@ def lines(name: str, **more: Any) -> str:
         ),
         ("keys", {"untouched_for": "1m"}, "untouched_for: 1m; allowed: at least consume_timeout"),
         (
+            "plain",
+            {"success_deletes": False, "untouched_for": "30d", "keep": "1d"},
+            "foreign_leases.plain.keep: 1d; allowed: more than the longest way back",
+        ),
+        (
             "keys",
             {"connection": "redis://:secret@host"},
             "foreign_leases.keys.connection: (not shown)",
@@ -189,6 +196,17 @@ def test_settings_that_would_sweep_the_wrong_records_are_refused_with_their_plac
     what = lines(name, **more)
     assert says in what
     assert "secret" not in what
+
+
+def test_a_plain_key_of_done_work_stays_for_longer_than_any_copy_needs_to_return() -> None:
+    settings = from_mapping(content("plain", success_deletes=False, untouched_for="30d"))
+    (foreign,) = settings.foreign_leases.values()
+    assert foreign.keep > longest_way_back(settings.policy_for("orders", "billing"))
+
+
+def test_where_finished_work_has_no_key_a_repaired_one_may_go_sooner() -> None:
+    settings = from_mapping(content("plain", success_deletes=True, keep="1d"))
+    assert settings.foreign_leases["plain"].keep == timedelta(days=1)
 
 
 def test_one_topic_needs_no_place_in_the_pattern() -> None:

@@ -161,7 +161,7 @@ UPDATE consumer_log l SET
 FROM held h
 WHERE l.consumer_group = %(group)s::text AND l.topic = h.topic AND l.message_id = h.message_id
     AND l.owner_token = h.owner_token
-RETURNING l.owner_token::text AS token;
+RETURNING l.owner_token::text AS token, set_config('idle_in_transaction_session_timeout', '10s', true) AS limited;
 
 -- name: fail: the work was rolled back
 UPDATE consumer_log SET

@@ -206,16 +206,20 @@ def _foreign_leases(settings: Settings) -> Iterator[Problem]:
             default=timedelta(0),
         )
         if isinstance(foreign, PlainKeys) and not foreign.success_deletes:
-            # A key may say that the work is done: freed sooner, a copy that still comes would be done again.
+            # A key may say that the work is done: gone sooner, by either time, a copy that still comes would be done again.
             ways = [
                 longest_way_back(settings.policy_for(topic, foreign.group))
                 for topic in topics
                 if topic in taken
             ]
             way = max(ways, default=timedelta(0))
-            if foreign.untouched_for <= way:
-                says = f"more than the longest way back ({written(way)}), or success_deletes: true where finished work has no key"
-                yield Problem(f"{at}.untouched_for", written(foreign.untouched_for), says)
+            says = f"more than the longest way back ({written(way)}), or success_deletes: true where finished work has no key"
+            for setting, length in (
+                ("untouched_for", foreign.untouched_for),
+                ("keep", foreign.keep),
+            ):
+                if length <= way:
+                    yield Problem(f"{at}.{setting}", written(length), says)
         if foreign.untouched_for < longest:
             says = f"at least consume_timeout + max_clock_skew ({written(longest)})"
             yield Problem(f"{at}.untouched_for", written(foreign.untouched_for), says)

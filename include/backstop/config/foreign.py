@@ -15,6 +15,8 @@ from backstop.config.durations import Duration
 _Text = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 _PLACEHOLDER = re.compile(r"\{[^{}]*\}|[{}]")
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
+_LONGER_THAN_ANY_WAY_BACK = timedelta(days=18)
+"""More than the longest way back that the default policy allows: a key may be all that stops a later copy."""
 
 
 class _Foreign(BaseModel):
@@ -72,8 +74,12 @@ class PlainKeys(_Foreign):
 
     kind: Literal["plain_keys"]
     pattern: _Text = Field(description='what a key looks like, for example "dedup:{topic}:{id}"')
+    keep: Duration = Field(
+        default=_LONGER_THAN_ANY_WAY_BACK,
+        description="how long a key stays whose work the log proves done",
+    )
     untouched_for: Duration = Field(
-        default=timedelta(days=18),
+        default=_LONGER_THAN_ANY_WAY_BACK,
         description="a key that no log explains is freed when nobody has touched it for so long",
     )
     success_deletes: bool = Field(

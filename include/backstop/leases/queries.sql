@@ -1,6 +1,8 @@
 -- The consumer's side, on the consumer database: the lease that lets one worker process one message, and its end.
 -- Clocks are the database's. A lease exists in state CONSUMING only; every other state has lease_expires_at in the
 -- past, because an empty one means "alive until somebody says otherwise".
+-- `begin` waits for rows that another transaction has locked. So the statements that end work, and are committed in a round trip
+-- of their own, set a limit: the server ends their transaction if its client then stands still.
 
 -- name: begin: asks for the lease of each message given; a row comes back for each lease granted, and only for those
 INSERT INTO consumer_log AS l
@@ -103,7 +105,7 @@ UPDATE consumer_log l SET
 FROM held h
 WHERE l.consumer_group = %(group)s::text AND l.topic = h.topic AND l.message_id = h.message_id
     AND l.owner_token = h.owner_token
-RETURNING l.owner_token::text AS token;
+RETURNING l.owner_token::text AS token, set_config('idle_in_transaction_session_timeout', '10s', true) AS limited;
 
 -- name: fail: the handler gave up, and its transaction was rolled back: releases the lease and keeps the error
 UPDATE consumer_log SET
@@ -124,7 +126,7 @@ UPDATE consumer_log SET
     lease_expires_at = clock_timestamp()
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
-RETURNING fence;
+RETURNING fence, set_config('idle_in_transaction_session_timeout', '10s', true) AS limited;
 
 
 -- name: record_done: the work was found done, or was done, in this transaction under a business row's lock, without a lease; no row: look why
@@ -149,7 +151,7 @@ WHERE excluded.content_version >= l.content_version
         OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()
             AND (excluded.content_version > l.content_version
                 OR coalesce(l.payload_hash = excluded.payload_hash, true))))
-RETURNING l.fence;
+RETURNING l.fence, set_config('idle_in_transaction_session_timeout', '10s', true) AS limited;
 
 -- name: record_failure: the handler failed under its row's lock and was rolled back; no row: the message ended meanwhile, or is held
 INSERT INTO consumer_log AS l
@@ -169,4 +171,4 @@ ON CONFLICT (consumer_group, topic, message_id) DO UPDATE SET
     last_error = excluded.last_error
 WHERE excluded.content_version >= l.content_version
     AND (l.state IN ('FAILED', 'EXPIRED') OR (l.state = 'CONSUMING' AND l.lease_expires_at <= statement_timestamp()))
-RETURNING l.fence;
+RETURNING l.fence, set_config('idle_in_transaction_session_timeout', '10s', true) AS limited;

@@ -144,15 +144,16 @@ class RedisExchange:
             if self._is_cluster:  # after a failover its table of slots is old
                 self.close()
             why = mask_secrets(why, [urlsplit(self._url).password or ""])
-            said = (
-                "refused the connection"
-                if isinstance(error, AuthenticationError)
-                else "did not answer"
-            )
+            said, next_step = "did not answer", "Restart it, or correct its connection"
+            if isinstance(error, AuthenticationError):
+                said = "refused the connection"
+            elif isinstance(error, ResponseError):
+                # It is full, a replica, or the login lacks a right; a slot that moves is over soon.
+                said, next_step = "refused the call", "If this lasts, correct what its error names"
             raise StoreUnavailable(
                 f"Redis, which holds the leases, {said}: {why}.",
                 unaffected="Nothing was assumed from its silence.",
-                next_step="Restart it, or correct its connection; work then resumes by itself.",
+                next_step=f"{next_step}; work then resumes by itself.",
             ) from None
 
 

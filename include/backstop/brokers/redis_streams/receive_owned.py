@@ -138,13 +138,16 @@ class OwnedRedisSubscription:
         if answer is None:
             self.forget(queue)
             return None
-        self._adopted[queue, fence], entries = answer
+        self._adopted[queue, fence], entries, pending = answer
         found: list[Received] = []
         for entry_id, fields, deliveries in entries:
             one = received(topic, number, entry_id, fields, deliveries)
             if one.broker_id not in in_hand:
                 in_hand[one.broker_id] = sum(map(len, fields))
                 found.append(one)
+        if self._adopted[queue, fence] == _ALL_ADOPTED and pending > len(in_hand):
+            # A failover lost acknowledgements that this consumer had an answer to: these entries are adopted again.
+            self._adopted[queue, fence] = _NONE_ADOPTED
         return found
 
     def acknowledge(self, received: Sequence[Received]) -> None:

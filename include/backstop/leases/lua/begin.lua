@@ -15,6 +15,9 @@ for i = 3, #K do
   local old = try('SET', key, fresh .. asked, 'NX', 'GET', 'PX', life)
   local outcome, a, b = 'A', fence, 1
   if old and (type(old) == 'table' or not rest_of(old)) then
+    -- A server that may not write (READONLY, OOM, NOREPLICAS, MISCONF) says so at a script's first write: nothing was granted, and its
+    -- error is the answer to the whole call. Whoever sees READONLY leaves the connection.
+    if type(old) == 'table' and sub(old.err, 1, 9) ~= 'WRONGTYPE' then return old end
     -- Another program's key stands in the place: nobody can say what it means, and the rest of the batch goes on.
     outcome, a = 'B', life
     answer[#answer + 1] = {i - 3, outcome, a, 0}

@@ -2,7 +2,8 @@
 -- KEYS 1 stream, 2 held, 3 fence | ARGV 1 group, 2 consumer, 3 fence, 4 entries at most,
 --      5 the last unfinished entry that was adopted under this fence ('-': none yet; '': all are),
 --      6 bytes at most (one entry always comes whole)
--- Returns { the new value of argument 5, entries {id, fields, deliveries} }, or nothing when a higher fence has read.
+-- Returns { the new value of argument 5, entries {id, fields, deliveries}, how many entries the group has pending }, or nothing when
+-- a higher fence has read.
 -- So few at a time that large entries, which show their size only when they are here, cannot fill the server's memory.
 local STEP = 4
 local fence, room, from, bytes = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6])
@@ -44,4 +45,4 @@ while from == '' and not is_full() do
   for _, entry in ipairs(entries) do take(entry[1], entry[2], 1) end
   if #entries < count then break end
 end
-return { from, taken }
+return { from, taken, redis.call('XPENDING', KEYS[1], ARGV[1])[1] }
