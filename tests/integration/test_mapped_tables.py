@@ -684,7 +684,7 @@ MAY_LAG = {
 def test_what_may_lag_is_known_also_through_views_and_partitions(mapped: Open) -> None:
     with mapped("practice") as shop, closing(PostgresTable("billing_db", shop.owner)) as table:
         shop.run(
-            "CREATE FOREIGN DATA WRAPPER some; CREATE SERVER elsewhere FOREIGN DATA WRAPPER some;"
+            "CREATE FOREIGN DATA WRAPPER a_wrapper; CREATE SERVER elsewhere FOREIGN DATA WRAPPER a_wrapper;"
             " CREATE TABLE filled (LIKE inbox)"
         )
         subscribe(shop, "filled")
