@@ -28,6 +28,7 @@ from cryptography.x509.oid import NameOID
 
 from backstop.alerts.deliver import deliver
 from backstop.alerts.run_once import run_once
+from backstop.alerts.send import Sender
 from backstop.cases.close import close_settled, settle
 from backstop.cases.open import open_case
 from backstop.config.connections import Connections
@@ -553,6 +554,29 @@ def test_what_is_over_before_anybody_was_told_is_not_told_unless_it_is_critical(
     assert keys(told.hook.taken) == ["case/2", "case/2/closed"]
     told.deliver(settings)
     assert keys(told.desk.taken) == ["case/2", "case/2/closed"]
+
+
+def test_the_end_of_a_story_waits_for_what_was_not_taken_of_it(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = told.settings("hook")
+    case_id = told.case("a", severity="critical")
+    told.deliver(settings)
+    told.opened(case_id, "31 minutes")
+    told.hook.answers = 503
+    told.deliver(settings)
+    told.hook.answers = 200
+    told.close("a")
+    send, answers = Sender.send, iter(["HTTP 503"])
+    monkeypatch.setattr(
+        Sender, "send", lambda self, message: next(answers, None) or send(self, message)
+    )
+    told.deliver(settings, times=2)
+    assert keys(told.hook.taken) == [
+        f"case/{case_id}",
+        f"case/{case_id}/escalated/1",
+        f"case/{case_id}/closed",
+    ]
 
 
 def test_what_waits_for_its_next_try_is_sent_before_the_end_of_its_story(told: Told) -> None:

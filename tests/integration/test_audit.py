@@ -23,6 +23,7 @@ from backstop.checks.suites import checks_of
 from backstop.config.settings import Settings
 from backstop.model.errors import AuditFailed, ConfigurationError, Unavailable
 from backstop.requests.ask import ERASED
+from backstop.requests.policy import NOT_CLAIMED
 from backstop.runs.run import open_run
 from backstop.sql.named import load
 from backstop_lab.servers.ports import free_port
@@ -394,17 +395,29 @@ def test_what_was_erased_and_came_back_is_found_in_every_database(
     assert all(one.startswith(subject) for one in found(world)["erased_stays_erased"])
 
 
-def test_an_erased_message_that_is_owed_again_and_not_sent_has_not_come_back(world: System) -> None:
+@pytest.mark.parametrize(
+    ("state", "error", "breaches"),
+    [
+        ("not_needed", ERASED, 0),
+        ("superseded", "the stub had moved on", 0),
+        ("open", "the topic was paused", 0),
+        ("open", NOT_CLAIMED + "Failing row contains (secret).", 1),
+    ],
+)
+def test_an_erased_message_that_is_owed_again_and_not_sent_has_not_come_back(
+    world: System, state: str, error: str, breaches: int
+) -> None:
     world.rows("shop_a", "UPDATE message_stub SET content = '', headers = '{}', message_key = NULL")
     world.rows(
         "control",
         """
         INSERT INTO erasure (topic, message_id, asked_by, why, done_at) VALUES ('orders', 'sound', 'a', '', now());
         INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, error)
-        VALUES ('shop_a', 'orders', 'sound', 2, 'LOST', 'reconcile', 'not_needed', %s)""",
-        ERASED,
+        VALUES ('shop_a', 'orders', 'sound', 2, 'LOST', 'reconcile', %s, %s)""",
+        state,
+        error,
     )
-    assert audit(world)["breaches"] == 0
+    assert audit(world)["breaches"] == breaches
 
 
 def test_each_invariant_has_its_data_check_with_the_same_sentence_and_a_way_to_break_it() -> None:

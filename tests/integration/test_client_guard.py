@@ -410,7 +410,7 @@ def test_a_renewal_that_meets_an_uncommitted_give_back_waits_and_brings_nothing_
     assert isinstance(world.begin(), Acquired)
 
 
-@pytest.mark.parametrize("end", ["complete", "give_back", "record_done", "record_failure"])
+@pytest.mark.parametrize("end", ["complete", "fail", "give_back", "record_done", "record_failure"])
 def test_a_worker_that_stands_still_before_its_commit_is_ended_by_the_server(
     world: World, end: str
 ) -> None:
@@ -426,6 +426,8 @@ def test_a_worker_that_stands_still_before_its_commit_is_ended_by_the_server(
     match end:
         case "complete":
             guard.complete(world.connection, world.acquire())
+        case "fail":
+            assert guard.fail(world.connection, world.acquire(), "broke")
         case "give_back":
             assert guard.give_back(world.connection, world.acquire())
         case "record_done":

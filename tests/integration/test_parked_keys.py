@@ -304,6 +304,17 @@ def test_an_answer_that_was_cut_short_after_the_release_goes_on_where_it_was(
     assert shop.effects() == ["a-2"]
 
 
+def test_an_edit_that_was_cut_short_is_in_the_log_of_decisions_by_its_beginning(
+    shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By which the runbook of a restored consumer database finds it."""
+    case_id = shop.park("a-1", failing="a-1")
+    with dies(monkeypatch, answer_parked, "keep_discards"):
+        shop.answer(case_id, "edit_head", content=b"mended")
+    said = shop.world.control("SELECT action FROM decision_log WHERE action LIKE '%edit_head'")
+    assert said == [("begin to edit_head",)]
+
+
 @pytest.mark.parametrize("action", ["discard_head", "discard_key"])
 def test_a_repeated_discard_that_was_cut_short_discards_nothing_that_was_parked_since(
     shop: ParkedWorld, monkeypatch: pytest.MonkeyPatch, action: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from backstop.runs.run import close_run, open_run
 from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.triage.causes.classify import classify_dead_letters
 from backstop.triage.causes.promote_causes import promote_causes
+from backstop.triage.decide import apply
 from control_world import World, servers, world, written_settings  # noqa: F401
 from maria_world import MariaDatabase, maria_consumer, maria_server  # noqa: F401
 from triage_world import (
@@ -487,6 +490,33 @@ def test_a_later_message_of_a_key_is_not_replayed_before_one_that_a_person_must_
     assert triage(world) == {"escalated": 1, "waits": 1}, (
         "also when the first one was decided in an earlier run"
     )
+
+
+def test_a_later_message_waits_although_its_evidence_was_read_before_the_first_was_given_to_a_person(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_read, batches = threading.Semaphore(0), count()
+    read_batch, apply_apart = apply._read_batch, apply._apply_apart
+
+    def reads(*given: Any) -> Any:
+        try:
+            return read_batch(*given)
+        finally:
+            have_read.release()
+
+    def applies(*given: Any) -> Any:
+        for _ in range(1 if next(batches) else 2):  # each after the evidence of the next one
+            assert have_read.acquire(timeout=60)
+        return apply_apart(*given)
+
+    monkeypatch.setattr(apply, "_BATCH", 1)
+    monkeypatch.setattr(apply, "_read_batch", reads)
+    monkeypatch.setattr(apply, "_apply_apart", applies)
+    dead(world, "first", "poison")
+    dead(world, "second")
+    in_order(world)
+    assert triage(world) == {"escalated": 1, "waits": 1}
+    assert letters(world)["second"]["reason"].startswith("behind first of its key")
 
 
 def test_letters_of_a_key_are_replayed_in_its_order(world: World) -> None:

@@ -116,6 +116,11 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
             },
             "mongodb+srv://me:p%40ss%2Fw%3Ard%20%2525@h/db?ssl=true",
         ),
+        ({"conn_type": "postgres", "extra": {"service": "shop"}}, "postgresql:///?service=shop"),
+        (
+            {"conn_type": "postgres", "login": "u", "extra": {"service": "shop"}},
+            "postgresql://u@/?service=shop",
+        ),
     ],
 )
 def test_airflows_json_form_becomes_a_url(

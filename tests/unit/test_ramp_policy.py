@@ -10,8 +10,8 @@ import pytest
 from backstop.config.policy import Policy
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Verdict
+from backstop.requests.policy import NOT_CLAIMED
 from backstop.resend.ramp_policy import (
-    NOT_CLAIMED,
     SET_ASIDE,
     Close,
     Next,

@@ -171,4 +171,4 @@ UPDATE consumer_log SET
     lease_expires_at = clock_timestamp()
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
-RETURNING fence;
+RETURNING fence, set_config('idle_in_transaction_session_timeout', '10s', true) AS limited;

@@ -132,11 +132,16 @@ def _serve(settings: Settings, claim: _Claim, url: str, deadline: float | None) 
     if not messages:
         return counts
     with Sender(claim.settings.kind, url, alerts.timeout.total_seconds()) as sender:
+        not_taken = set[str]()
         for message in messages:
+            if any(alert.closing and alert.thread in not_taken for alert in message.alerts):
+                continue  # the end of a story goes with what was not taken of it, the next time
             if (deadline is not None and time.monotonic() >= deadline) or not _claim_on(claim):
                 break
             error = sender.error or sender.send(write(message))
             counts += _told(claim, message) if error is None else _not_told(claim, message, error)
+            if error is not None:
+                not_taken |= {alert.thread for alert in message.alerts}
             in_a_row = 0 if error is None else in_a_row + 1
             if sender.error or error in (TOO_LONG, ENDED) or in_a_row == _IN_A_ROW:
                 break  # nobody is there; each further one would wait for its time-out

@@ -7,6 +7,7 @@ from typing import Any
 from backstop.audit.day import Day
 from backstop.audit.record import KEPT, Breach, Look
 from backstop.config.settings import Settings
+from backstop.requests.policy import NOT_CLAIMED
 from backstop.sql.named import load
 
 _SQL = load("backstop.audit", "control.sql")
@@ -20,6 +21,7 @@ def audit_control(settings: Settings, control: Any, day: Day) -> list[Look]:
         "patient_since": day.patient_since,
         "as_of": day.as_of,
         "duties": sorted(settings.watch.allowed_age),
+        "not_claimed": NOT_CLAIMED,
         "alerts_wanted": bool(settings.channels()) or not settings.alerts.none_wanted,
     }
     looks = []

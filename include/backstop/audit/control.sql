@@ -147,8 +147,10 @@ WHERE e.done_at IS NOT NULL AND d.emptied_at IS NULL
 UNION ALL
 SELECT 'request ' || r.request_id, r.topic, r.message_id, NULL
 FROM (SELECT DISTINCT topic, message_id FROM erasure WHERE done_at IS NOT NULL) e
--- Why one was not needed is Backstop's own sentence, such as that the message was erased: it quotes no broker and no database.
-JOIN resend_request r ON r.topic = e.topic AND r.message_id = e.message_id AND r.error IS NOT NULL AND r.state <> 'not_needed';
+-- Why one was not needed, came too late or waits is Backstop's own sentence, such as that the message was erased: it quotes no broker and
+-- no database. But of one whose row its shard refused to hand out.
+JOIN resend_request r ON r.topic = e.topic AND r.message_id = e.message_id AND r.error IS NOT NULL
+    AND r.state NOT IN ('not_needed', 'superseded') AND (r.state <> 'open' OR starts_with(r.error, %(not_claimed)s));
 
 -- name: erasures_end: no erasure is left half done
 SELECT e.topic || '/' || e.message_id, e.topic, e.message_id, NULL::text

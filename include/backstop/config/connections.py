@@ -266,7 +266,9 @@ def _from_json(connection: Mapping[str, Any]) -> str:
     login = quote(connection.get("login") or "", safe="")
     password = connection.get("password")
     user = login if password is None else f"{login}:{quote(password, safe='')}"
-    host = connection.get("host") or "localhost"
+    # A service file fills in only what nobody has named.
+    by_service = scheme == "postgresql" and "service" in extra
+    host = connection.get("host") or ("" if by_service else "localhost")
     address = f"[{host}]" if ":" in host else host
     if connection.get("port"):
         address = f"{address}:{int(connection['port'])}"

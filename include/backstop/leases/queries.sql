@@ -115,7 +115,7 @@ UPDATE consumer_log SET
     lease_expires_at = clock_timestamp()
 WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND message_id = %(message_id)s::text
     AND owner_token = %(token)s::uuid AND state IN ('CONSUMING', 'EXPIRED')
-RETURNING fence;
+RETURNING fence, set_config('idle_in_transaction_session_timeout', '10s', true) AS limited;
 
 -- name: give_back: a worker that stops releases a lease, and no renewal under way finds its token: no failure; an attempt if a handler had begun
 UPDATE consumer_log SET

@@ -36,6 +36,9 @@ NO_ROUTE = "no_route"
 """The error of a request that cannot be sent without reaching a group that takes no duplicates; reconcile
 makes the case."""
 TOO_OLD = "too_old"
+NOT_CLAIMED = "not claimed: "
+"""Begins the error of a request whose row its shard refused to hand out, and quotes that database: it proves nothing, and a few of
+them delay no ramp."""
 
 BEGUN = frozenset({Verdict.STALLED, Verdict.DEAD_LETTERED})
 """Its work was begun, and may have had its effect."""

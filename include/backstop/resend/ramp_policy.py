@@ -14,6 +14,7 @@ from typing import Literal
 from backstop.config.policy import Policy
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import RequestState, Verdict
+from backstop.requests.policy import NOT_CLAIMED
 from backstop.verdicts.frames import instant
 
 SET_ASIDE = "ordering: "
@@ -21,8 +22,6 @@ SET_ASIDE = "ordering: "
 asked of a person in its own case, so the ramp neither waits for it nor counts it."""
 A_PERSONS = "a person is asked about it as one of a mass loss"
 """The error of a request of reconcile that its blast radius holds by now: nothing of it was sent, so it proves nothing."""
-NOT_CLAIMED = "not claimed: "
-"""Begins the error of a request whose row its shard refused to hand out: it proves nothing, and a few of them delay nothing."""
 
 Standing = Literal[
     "done",

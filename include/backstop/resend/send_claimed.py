@@ -27,12 +27,11 @@ from backstop.model.errors import (
 )
 from backstop.model.records import Counts, RequestState
 from backstop.requests.ask import ERASED
-from backstop.requests.policy import Decision, NotNeeded, Send
+from backstop.requests.policy import NOT_CLAIMED, Decision, NotNeeded, Send
 from backstop.resend.claim import Claimed, Worker, is_paused, take_numbers
 from backstop.resend.judge_again import judge_again
 from backstop.resend.order import ask_people, keep_order
 from backstop.resend.publish import not_published, publish
-from backstop.resend.ramp_policy import NOT_CLAIMED
 from backstop.resend.settle import (
     End,
     end_requests,

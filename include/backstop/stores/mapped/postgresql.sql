@@ -93,7 +93,7 @@ SELECT n.at, n.at - clock_timestamp() FROM (
 
 -- name: may_lag: whether this is a standby, or reads a table that a subscription, another server or a REFRESH fills, also through a view
 WITH RECURSIVE read_from (oid) AS (
-    SELECT to_regclass(n.name)::oid FROM unnest(%(tables)s::text[]) AS n (name)
+    SELECT to_regclass(n.name)::oid FROM pg_catalog.unnest(%(tables)s::text[]) AS n (name)
     UNION
     SELECT f.oid FROM read_from r CROSS JOIN LATERAL (
         SELECT t.relid::oid FROM pg_partition_tree(r.oid::regclass) t
