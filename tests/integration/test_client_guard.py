@@ -427,7 +427,7 @@ def test_a_worker_that_stands_still_before_its_commit_is_ended_by_the_server(
         case "complete":
             guard.complete(world.connection, world.acquire())
         case "fail":
-            assert guard.fail(world.connection, world.acquire(), "broke")
+            guard.fail(world.connection, world.acquire(), "broke")
         case "give_back":
             assert guard.give_back(world.connection, world.acquire())
         case "record_done":
