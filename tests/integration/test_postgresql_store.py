@@ -326,7 +326,7 @@ def test_a_session_that_the_server_ended_is_a_store_that_did_not_answer(
         PostgresConnection("shard shop_a", running.server.admin_dsn("producer"))
     ) as connection:
         # Whether the reason of the server, or only the end of the connection, comes first is a matter of time.
-        with pytest.raises(StoreUnavailable, match="idle-in-transaction|closed the connection"):
+        with pytest.raises(StoreUnavailable, match=r"idle-in-transaction|closed the connection"):
             connection.run(stand_still)
         assert connection.rows("SELECT 1") == [(1,)]
 
