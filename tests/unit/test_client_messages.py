@@ -155,22 +155,21 @@ class Written:
     def close(self) -> None: ...
 
 
-def test_no_driver_of_mariadb_gets_bytes_that_a_character_set_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_driver_of_mariadb_gets_bytes_that_a_character_set_changes() -> None:
     """In GBK the last byte of the first character takes the backslash that stands before the quote, which then ends the text."""
     statement = "SELECT %(topic)s, %(token)s, %(hash)s, %(topic)s, %(error)s"
     values = {"topic": "中'".encode(), "token": "t", "hash": None, "error": b""}
-    written = Written()
-    monkeypatch.setattr(f"{__name__}.paramstyle", "format", raising=False)
-    fetch(written, statement, values)  # type: ignore[arg-type]
-    assert written.said == (
+    in_format, in_pyformat = (
+        type("Driver", (Written,), {"Database": SimpleNamespace(paramstyle=style)})()
+        for style in ("format", "pyformat")
+    )
+    fetch(in_format, statement, values)
+    assert in_format.said == (
         "SELECT UNHEX(%s), %s, %s, UNHEX(%s), X''",
         ("e4b8ad27", "t", None, "e4b8ad27"),
     )
-    monkeypatch.setattr(f"{__name__}.paramstyle", "pyformat")
-    fetch(written, statement, values)  # type: ignore[arg-type]
-    text, given = written.said
+    fetch(in_pyformat, statement, values)
+    text, given = in_pyformat.said
     assert text == "SELECT UNHEX(%(topic)s), %(token)s, %(hash)s, UNHEX(%(topic)s), X''"
     assert isinstance(given, dict) and not [v for v in given.values() if isinstance(v, bytes)]
 
