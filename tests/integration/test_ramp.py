@@ -161,6 +161,37 @@ def test_what_a_mass_loss_holds_is_in_no_step_and_proves_none(ramped: World) -> 
     assert out(ramped) == wanted[28:32], "a canary, of which nothing is confirmed"
 
 
+def test_a_step_that_a_mass_loss_took_away_holds_nothing_of_its_topic(ramped: World) -> None:
+    wanted = asked(ramped, 12)
+    ramped.resend(limit=1)  # a canary is released, and one of it goes out
+    assert out(ramped) == wanted[:1]
+    ramped.sql(
+        "control",
+        "WITH c AS (INSERT INTO case_file (kind, topic, consumer_group, summary) VALUES ('mass_loss', %(topic)s, 'billing', 's')"
+        " RETURNING case_id) INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+        " SELECT case_id, 'shop_a', %(topic)s, u.id, 'billing' FROM c, unnest(%(ids)s::text[]) AS u (id)",
+        {"topic": TOPIC, "ids": wanted[1:4]},
+    )
+    ramped.resend()
+    assert ramped.request(wanted[1])["state"] == "not_needed"
+    assert out(ramped) == wanted[:1]
+    confirm(ramped, wanted[0])
+    ramped.sql("control", "UPDATE case_member SET settled_at = now()")
+    ramped.sql("control", "UPDATE case_file SET state = 'closed', closed_at = now()")
+    ramped.resend()
+    assert out(ramped) == [wanted[0], *wanted[4:8]], "a canary again, and not a larger step"
+
+
+def test_a_message_on_two_shards_delays_no_step(ramped: World) -> None:
+    wanted = asked(ramped, 12)
+    ramped.stubs([wanted[0]], shard="b")
+    ramped.resend()
+    assert out(ramped) == wanted[1:CANARY]
+    confirm(ramped, *wanted[1:CANARY])
+    ramped.resend()
+    assert out(ramped) == wanted[1:12]
+
+
 def test_one_topics_batch_does_not_hold_up_another_topic(ramped: World) -> None:
     asked(ramped, 10)
     others = asked(ramped, 3, OTHER, "o")

@@ -10,8 +10,9 @@ import pytest
 from backstop.config.policy import Policy
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Verdict
-from backstop.requests.policy import NOT_CLAIMED
+from backstop.requests.policy import NOT_CLAIMED, SEVERAL_SHARDS
 from backstop.resend.ramp_policy import (
+    A_PERSONS,
     SET_ASIDE,
     Close,
     Next,
@@ -151,6 +152,23 @@ def test_what_its_shard_does_not_hand_out_delays_no_step(
 ) -> None:
     refused = Released(1, "m", 1, None, "open", NOT_CLAIMED + "another transaction holds it")
     assert stand(refused, deliveries, RELEASED_AT) == expected
+
+
+def test_what_a_person_is_asked_about_holds_no_step_and_lets_none_grow() -> None:
+    closed = Released(1, "m", 1, None, "not_needed", A_PERSONS)
+    assert stand(closed, [judged("VOIDED")], RELEASED_AT) == "a_persons"
+    most, few = StepLook(done=5, a_persons=15), StepLook(done=15, a_persons=5)
+    policy = Policy()
+    for seen, size in ((most, 20), (few, 80)):
+        step = next_step(seen, held=True, size=40, pardoned=False, policy=policy)
+        assert step == Release(size)
+        assert next_step(seen, held=False, size=40, pardoned=False, policy=policy) == Close()
+
+
+@pytest.mark.parametrize("error", [NOT_CLAIMED, SEVERAL_SHARDS])
+def test_what_only_somebody_else_can_mend_delays_no_step(error: str) -> None:
+    waits = Released(1, "m", 1, None, "open", error + "why")
+    assert stand(waits, [judged("LOST", eligible=True)], RELEASED_AT) == "not_claimed"
 
 
 def look(done: int = 0, waits: int = 0, harm: int = 0, not_claimed: int = 0) -> StepLook:

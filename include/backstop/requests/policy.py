@@ -39,6 +39,9 @@ TOO_OLD = "too_old"
 NOT_CLAIMED = "not claimed: "
 """Begins the error of a request whose row its shard refused to hand out, and quotes that database: it proves nothing, and a few of
 them delay no ramp."""
+SEVERAL_SHARDS = "broken contract: on several shards: "
+"""Begins the error of a request whose message is on more than one shard: nothing of it is sent before somebody mends that, and a few
+of them delay no ramp."""
 
 BEGUN = frozenset({Verdict.STALLED, Verdict.DEAD_LETTERED})
 """Its work was begun, and may have had its effect."""

@@ -15,6 +15,8 @@ from backstop.model.errors import Unavailable
 from backstop.requests.ask import ERASED, duplicates_of, erased_among, sends_to_one_group
 from backstop.requests.policy import (
     RECONCILE,
+    SEVERAL_SHARDS,
+    TOO_OLD,
     TRIAGE,
     Decision,
     NotNeeded,
@@ -214,13 +216,15 @@ class _Decider:
             situation["groups"],
             self._as_of + self._policy.recheck,
         )
+        replay_from = instant(situation["replay_from"])
         if len(shards) > 1:
-            return Postpone(later, f"broken contract: on several shards: {', '.join(shards)}")
+            if replay_from is not None and self._as_of >= replay_from + self._policy.replay_horizon:
+                return NotNeeded(TOO_OLD)
+            return Postpone(later, f"{SEVERAL_SHARDS}{', '.join(shards)}")
         if shards != [self._topic_shard.shard]:
             return NotNeeded(f"shard {self._topic_shard.shard} has no such stub")
         if situation["is_later"]:
             return Postpone(later, "an earlier number of the same message is under way")
-        replay_from = instant(situation["replay_from"])
         assert replay_from is not None  # created_at is NOT NULL
         decision = decide(
             None if groups is None else tuple(groups),

@@ -14,7 +14,7 @@ from typing import Literal
 from backstop.config.policy import Policy
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import RequestState, Verdict
-from backstop.requests.policy import NOT_CLAIMED
+from backstop.requests.policy import NOT_CLAIMED, SEVERAL_SHARDS
 from backstop.verdicts.frames import instant
 
 SET_ASIDE = "ordering: "
@@ -27,6 +27,7 @@ Standing = Literal[
     "done",
     "waits",
     "not_claimed",
+    "a_persons",
     "failed",
     "dead_lettered",
     "parked",
@@ -62,6 +63,8 @@ class StepLook:
     harm: dict[str, list[str]] = field(default_factory=dict)
     """what went wrong -> message ids"""
     not_claimed: int = 0
+    a_persons: int = 0
+    """Closed unsent, because a person is asked about them: nothing of them is still to come."""
 
     def add(self, message_id: str, standing: Standing) -> None:
         match standing:
@@ -71,6 +74,8 @@ class StepLook:
                 self.waits += 1
             case "not_claimed":
                 self.not_claimed += 1
+            case "a_persons":
+                self.a_persons += 1
             case _:
                 self.harm.setdefault(standing, []).append(message_id)
 
@@ -126,7 +131,7 @@ def stand(
     if request.state == RequestState.OPEN and (request.error or "").startswith(SET_ASIDE):
         return "done"
     if request.state == RequestState.NOT_NEEDED and request.error == A_PERSONS:
-        return "not_claimed"
+        return "a_persons"
     if request.state in (RequestState.NOT_NEEDED, RequestState.SUPERSEDED):
         return "done"  # nothing of this request was sent, so it tells nothing about sending
     if request.state == RequestState.REFUSED:
@@ -139,7 +144,9 @@ def stand(
     for standing in standings:
         if standing != "aside" and standing not in ("done", "waits"):
             return standing
-    if request.state == RequestState.OPEN and (request.error or "").startswith(NOT_CLAIMED):
+    if request.state == RequestState.OPEN and (request.error or "").startswith(
+        (NOT_CLAIMED, SEVERAL_SHARDS)
+    ):
         return "not_claimed"
     if "waits" in standings or request.state == RequestState.CLAIMED:
         return "waits"
@@ -191,7 +198,8 @@ def next_step(look: StepLook, *, held: bool, size: int, pardoned: bool, policy: 
     if not held:
         # The last step's harm was pardoned, its waiting was not: it is still to be proven.
         return Wait(waits) if waits else Close()
-    return Release(step_size(size, policy, again=pardoned))
+    # A step most of which was closed unsent has proven too little for a larger one.
+    return Release(step_size(size, policy, again=pardoned or look.a_persons > look.done))
 
 
 def step_size(size: int, policy: Policy, *, again: bool = False) -> int:
