@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backstop.model.errors import ConfigurationError, RunRefused
+from backstop.model.errors import ConfigurationError, RunRefused, StoreUnavailable
 from backstop.model.records import Counts
 from backstop.reconcile import promote as promotion
 from backstop.reconcile.judge import judge
@@ -19,6 +19,7 @@ from backstop.reconcile.promote import promote
 from backstop.reconcile.run_once import run_once
 from backstop.runs.run import Run, close_run, open_run
 from backstop.runs.scope import name_of, scope_of
+from backstop.stores.postgresql.stubs import PostgresStubs
 from backstop.stores.protocol import Scope
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
@@ -192,6 +193,34 @@ def test_what_two_runs_saw_confirmed_at_once_counts_once_in_the_blast_radius(
     for one in runs:
         hands.promote(*one)
         one[0].close()
+    for number in range(30):
+        world.sent(f"lost-{number}")
+    world.pass_over("billing")
+    world.consume("shipping")
+    hands.whole()
+    assert world.rows("control", "SELECT kind, consumer_group FROM case_file") == [
+        ("mass_loss", "billing")
+    ]
+    assert world.rows("control", "SELECT count(*) FROM resend_request") == [(0,)]
+
+
+def test_what_a_shard_did_not_take_counts_once_in_the_blast_radius(
+    world: System, hands: Hands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 confirmed and 30 lost are too many to send unasked (23 %); counted by each of three runs, 300 would hide it (9 %)."""
+
+    def full(*_: Any, **__: Any) -> int:
+        raise StoreUnavailable("no space left on device", unaffected="", next_step="")
+
+    for number in range(100):
+        world.sent(f"done-{number}", age=timedelta(minutes=10))
+    world.consume("billing")
+    world.consume("shipping")
+    with monkeypatch.context() as patched:
+        patched.setattr(PostgresStubs, "promote", full)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="no space left"):
+                hands.whole()
     for number in range(30):
         world.sent(f"lost-{number}")
     world.pass_over("billing")

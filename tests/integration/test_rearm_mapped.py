@@ -651,3 +651,30 @@ def test_at_level_overlay_nothing_is_sent(repaired: Open) -> None:
             assert store.claim([claim_of(lost, TOKEN)]) == {}
             assert store.void(Key("orders", lost))
         assert shop.judge(lost)[lost] == ("VOIDED", "stub_voided")
+
+
+def test_a_mass_loss_of_one_group_is_not_sent_to_it_by_a_request_for_another(
+    repaired: Open,
+) -> None:
+    """A relay of their own sends to every group, and a guard whose log is lost does the work again."""
+    changes = repair_settings("cap")
+    changes["consumers"]["shipping_db"] = {"connection": "shipping_db"}
+    changes["groups"]["shipping"] = {
+        "store": "shipping_db",
+        "progress": "acknowledged",
+        "duplicates": "guard",
+    }
+    changes["topics"]["orders"]["groups"] = ["billing", "shipping"]
+    with repaired(**{name: changes[name] for name in ("consumers", "groups", "topics")}) as shop:
+        lost = shop.a_lost_one()
+        shop.system.rows(
+            "control",
+            "WITH c AS (INSERT INTO case_file (kind, topic, consumer_group, summary) VALUES ('mass_loss', 'orders', 'shipping', 's')"
+            " RETURNING case_id) INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)"
+            " SELECT case_id, 'shop', 'orders', %s, 'shipping' FROM c",
+            lost,
+        )
+        shop.ask(lost)
+        shop.system.rows("control", "UPDATE resend_request SET groups = '{billing}'")
+        assert "rearmed" not in shop.resend()
+        assert shop.requests() == [(lost, 2, "not_needed")]

@@ -111,6 +111,8 @@ def test_queue_delay_is_that_of_the_slowest_group_up_to_the_cap() -> None:
         ("declared_safe", None, "topic"),
         ("declared_safe", "DEAD_LETTERED", None),
         ("declared_safe", "PARKED", None),
+        ("guard", "VOIDED", "topic"),
+        ("declared_safe", "VOIDED", None),
         ("no", "CONFIRMED", None),
         ("no", None, None),
     ],

@@ -199,6 +199,7 @@ def _promote_control(settings: Settings, sources: Sources, control: Any, run: Ru
             _SQL["forget_unowned"],
             {"topics": [topic for topic, _ in pairs], "groups": [group for _, group in pairs]},
         )
+        cursor.execute(_SQL["counted_again"], {"run_id": run.run_id})
         held = _held_by_blast_radius(settings, cursor, run)
         restored = restored_at(cursor)
         found = Found()

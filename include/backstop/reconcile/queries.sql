@@ -103,6 +103,13 @@ SELECT date_trunc('hour', clock_timestamp(), 'UTC'), c.topic, c.consumer_group, 
 FROM counted c WHERE c.verdict = 'CONFIRMED' AND c.newly > 0
 ON CONFLICT (hour, topic, consumer_group, verdict) DO UPDATE SET deliveries = h.deliveries + excluded.deliveries;
 
+-- name: counted_again: what earlier runs saw newly confirmed and have not brought to their shards is judged, and counted, again
+UPDATE verdict_count c SET newly = 0
+FROM run r
+WHERE r.run_id = c.run_id AND r.duty = 'reconcile' AND r.run_id <> %(run_id)s AND c.newly > 0
+    AND EXISTS (SELECT FROM staged_stub s WHERE s.run_id = r.run_id AND s.stage = r.stage)
+    AND (r.finished_at IS NOT NULL OR NOT EXISTS (SELECT FROM duty_lease l WHERE l.run_id = r.run_id));
+
 -- name: blast: for each topic and group with eligible deliveries, what the blast radius is measured by
 -- A delivery whose next number somebody already asked for is decided; only reconcile's own requests count as its past, and lists of ids.
 -- Of runs beside one another only the first one's confirmed deliveries count: the others may have seen the same ones.

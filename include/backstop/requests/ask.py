@@ -136,6 +136,16 @@ def duplicates_of(settings: Settings, topic: str) -> dict[str, str]:
     }
 
 
+def unread_guards(settings: Settings) -> list[tuple[str, str]]:
+    """(topic, group) of guards that take a copy for other groups for their own: what their lost logs do not know is done again."""
+    return [
+        (topic, group)
+        for topic in settings.topics
+        for group, declared in duplicates_of(settings, topic).items()
+        if declared != settings.groups[group].duplicates
+    ]
+
+
 def _merge(one: Ask, other: Ask) -> Ask:
     groups = None
     if one.groups is not None and other.groups is not None:

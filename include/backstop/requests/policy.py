@@ -48,8 +48,9 @@ BEGUN = frozenset({Verdict.STALLED, Verdict.DEAD_LETTERED})
 _DONE = frozenset({Verdict.CONFIRMED, Verdict.VOIDED, Verdict.IN_PROGRESS})
 # PARKED waits for a person as WAITING waits for an instant: its request is kept, and looked at again.
 _WAIT = frozenset({Verdict.UNKNOWN, Verdict.WAITING, Verdict.BACKLOGGED, Verdict.PARKED})
-# What the whole topic must not reach again in a group that does not know the header.
-_FRAGILE = frozenset({Verdict.DEAD_LETTERED, Verdict.PARKED})
+# What the whole topic must not reach again in a group that does not know the header. VOIDED: a person gave the delivery up, perhaps
+# because it was done by hand (of a message that was withdrawn nothing is sent at all).
+_FRAGILE = frozenset({Verdict.DEAD_LETTERED, Verdict.PARKED, Verdict.VOIDED})
 
 
 @dataclass(frozen=True, slots=True)

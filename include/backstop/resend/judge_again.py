@@ -12,7 +12,13 @@ import pyarrow as pa
 
 from backstop.evidence.judge_by_key import Judgement
 from backstop.model.errors import Unavailable
-from backstop.requests.ask import ERASED, duplicates_of, erased_among, sends_to_one_group
+from backstop.requests.ask import (
+    ERASED,
+    duplicates_of,
+    erased_among,
+    sends_to_one_group,
+    unread_guards,
+)
 from backstop.requests.policy import (
     RECONCILE,
     SEVERAL_SHARDS,
@@ -115,8 +121,14 @@ def _a_persons(
     ]
     if not sends:
         return {}
+    pairs = unread_guards(worker.settings)
+    values = {
+        "ids": sends,
+        "topics": [topic for topic, _ in pairs],
+        "groups": [group for _, group in pairs],
+    }
     with worker.control, worker.control.cursor() as cursor:
-        cursor.execute(_QUERIES["a_persons"], {"ids": sends})
+        cursor.execute(_QUERIES["a_persons"], values)
         return {number: NotNeeded(A_PERSONS) for (number,) in cursor.fetchall()}
 
 

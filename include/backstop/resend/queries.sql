@@ -115,10 +115,12 @@ SELECT r.message_id FROM resend_request r
 WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND r.state IN ('open', 'claimed');
 
 -- name: a_persons: of these requests, those of a delivery that a person is asked about as one of a mass loss, or left
+-- `topics`, `groups`: pairs of those that take a copy for other groups for their own.
 SELECT r.request_id FROM resend_request r
 WHERE r.request_id = ANY (%(ids)s::bigint[]) AND EXISTS (
     SELECT FROM mass_loss_delivery l
-    WHERE l.topic = r.topic AND l.message_id = r.message_id AND (r.groups IS NULL OR l.consumer_group = ANY (r.groups)));
+    WHERE l.topic = r.topic AND l.message_id = r.message_id AND (r.groups IS NULL OR l.consumer_group = ANY (r.groups)
+        OR (l.topic, l.consumer_group) IN (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))));
 
 -- name: held_groups: of requests of triage, the groups that reconcile asked for in them, and that a person is asked about as a_persons
 SELECT r.request_id, array_agg(DISTINCT l.consumer_group) FROM resend_request r
