@@ -83,7 +83,12 @@ REQUESTS = {"ids": [1]}
     ("package", "file", "name", "values"),
     [
         ("reconcile", "queries.sql", "eligible", {"run_id": 1, "topics": None, "groups": None}),
-        ("resend", "queries.sql", "a_persons", REQUESTS),
+        (
+            "resend",
+            "queries.sql",
+            "a_persons",
+            {**REQUESTS, "topics": ["orders"], "groups": ["shipping"]},
+        ),
         ("resend", "queries.sql", "held_groups", REQUESTS),
         ("resend", "ramp.sql", "close_a_persons", {"topic": "t", "why": "w", "run_id": 1}),
         ("reports", "messages.sql", "mass_losses", {"topic": "t", "message_ids": ["m"]}),
