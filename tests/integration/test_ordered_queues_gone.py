@@ -328,8 +328,9 @@ def test_a_key_that_two_queues_owners_park_at_once_is_parked_once_with_both_head
             assert isinstance(lease, Acquired)
             heads.append((InOrder(queue, "k", message, Arrival(TOPIC, message.message_id)), lease))
         one.commit()
-        parking.park(one, *heads[0], "poison", Limits())
-        late = threading.Thread(target=lambda: parking.park(two, *heads[1], "poison", Limits()))
+        limits = Limits(keys=1)  # one key, however many owners have it
+        parking.park(one, *heads[0], "poison", limits)
+        late = threading.Thread(target=lambda: parking.park(two, *heads[1], "poison", limits))
         late.start()
         waiting = "SELECT count(*) AS waiting FROM pg_locks WHERE NOT granted"
         deadline = time.monotonic() + 60
@@ -339,6 +340,40 @@ def test_a_key_that_two_queues_owners_park_at_once_is_parked_once_with_both_head
         late.join(60)
         two.commit()
     assert world.parked() == {"k": ("PARKED", ["k-0", "k-1"])}
+
+
+def test_two_owners_that_park_at_once_do_not_pass_the_limit_of_keys(world: OrderedWorld) -> None:
+    heads: list[tuple[InOrder, Acquired]] = []
+    full: list[str] = []
+    with closing(world.database.connect()) as one, closing(world.database.connect()) as two:
+        queue_owner.declare(one, GROUP, TOPIC, [0, 1])
+        for queue in queue_owner.take(one, GROUP, TOPIC, "w1", [0, 1], 2):
+            key = f"k{queue.queue_id}"
+            message = Message(TOPIC, f"{key}-0", b"{}", partition_key=key)
+            lease = begin(one, GROUP, TOPIC, message.message_id)
+            assert isinstance(lease, Acquired)
+            heads.append((InOrder(queue, key, message, Arrival(TOPIC, message.message_id)), lease))
+        one.commit()
+        parking.park(one, *heads[0], "poison", Limits(keys=1))
+
+        def park_second() -> None:
+            try:
+                parking.park(two, *heads[1], "poison", Limits(keys=1))
+                two.commit()
+            except parking.ParkingFull as error:
+                two.rollback()
+                full.append(error.reached)
+
+        late = threading.Thread(target=park_second)
+        late.start()
+        waiting = (
+            "SELECT count(*) AS waiting FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        )
+        while world.database.one(waiting)["waiting"] == 0:
+            assert late.is_alive(), "the second one did not wait for the first"
+        one.commit()
+        late.join(60)
+    assert full == ["keys"] and world.parked() == {"k0": ("PARKED", ["k0-0"])}
 
 
 # Foreign entries

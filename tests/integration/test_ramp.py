@@ -490,7 +490,7 @@ def test_a_dry_run_shows_what_is_held_and_releases_nothing(ramped: World) -> Non
         ramped.resend(dry_run=True, tell=lambda planned: told.append(str(planned)))["would_send"]
         == 10
     )
-    assert all("held until a step" in line for line in told)
+    assert len(told) == 10 and all("held until a step" in line for line in told)
     assert ramped.sql("control", "SELECT count(*) FROM resend_request WHERE held") == [(10,)]
 
 

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
 
+from backstop.config.connections import Connections
+from backstop.control.connection import connect
 from backstop.model.records import EARLIEST, LATEST
 from backstop.reconcile.quarantine import BROKEN_STAGED, quarantine_logs
 from backstop.reconcile.row_key import row_key
@@ -82,6 +84,20 @@ def test_a_task_is_at_the_server_that_can_be_written_to_and_its_silence_is_notic
             assert cursor.fetchone() == (second["port"],)
             cursor.execute("SHOW tcp_keepalives_idle")
             assert cursor.fetchone() == ("30",)
+
+
+def test_no_limit_of_the_server_for_whole_transactions_ends_a_staging_or_a_promotion(
+    world: System, tmp_path: Path
+) -> None:
+    with Postgres(tmp_path / "of_18", version="18") as server:  # the limit is there from 17 on
+        with closing(psycopg2.connect(server.admin_dsn())) as admin, admin.cursor() as cursor:
+            admin.autocommit = True
+            cursor.execute("ALTER DATABASE postgres SET transaction_timeout = '30s'")
+        connections = Connections(resolver=lambda _: server.admin_dsn())
+        for opened in (connect(world.settings, connections), connect_staging(server.admin_dsn())):
+            with closing(opened), opened.cursor() as cursor:
+                cursor.execute("SHOW transaction_timeout")
+                assert cursor.fetchone() == ("0",)
 
 
 def test_two_runs_that_meet_the_same_broken_rows_lock_them_in_one_order(world: System) -> None:

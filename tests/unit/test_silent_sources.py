@@ -18,7 +18,7 @@ from backstop.config.settings import Settings
 from backstop.evidence.evidence import Readings
 from backstop.evidence.read import read_after_logs, read_groups
 from backstop.model.errors import BrokerUnavailable, StoreFailed, StoreUnavailable, Unavailable
-from backstop.model.records import Counts
+from backstop.model.records import LATEST, Counts
 from backstop.reconcile import anomalies
 from backstop.reconcile.record import record_looks
 from backstop.runs.run import Run
@@ -187,6 +187,19 @@ def test_a_store_that_is_away_is_waited_for_a_few_times_and_not_for_each_group()
     assert sources.unreachable == {"store logs": "highest_logged: no answer"}
     assert len(readings.groups) == 20
     assert not any(one.clock_good or one.log_floor for one in readings.groups.values())
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["its stubs were read", "nothing of it was"])
+def test_ids_of_stubs_whose_shard_does_not_say_whether_they_are_proven_are_not(read: bool) -> None:
+    """Unproven ids may be those of a mistaken mapping: that no log has them must not count."""
+    sources = Sources(settings())
+    sources.shard("shop").proves = Silent(StoreUnavailable).proves
+    readings = read_groups(sources, Cursor(), NOW, TOPICS)  # type: ignore[arg-type]
+    if read:
+        readings.shards["shop"] = (True, True)
+    read_after_logs(readings, sources, Cursor())  # type: ignore[arg-type]
+    assert {one.log_floor for one in readings.groups.values()} == {LATEST if read else NOW}
+    assert sources.unreachable == {"shard shop": "proves: no answer"}
 
 
 def test_a_broker_that_is_away_is_waited_for_a_few_times_and_not_for_each_topic() -> None:

@@ -12,7 +12,13 @@ from backstop.config.connections import Connections
 from backstop.config.settings import Settings
 from backstop.config.transport import open_to_others
 from backstop.model.errors import ConfigurationError, StoreUnavailable
-from backstop.sql.connection import AFTER_REFUSAL, bound_instants, read_url, refusal
+from backstop.sql.connection import (
+    AFTER_REFUSAL,
+    bound_instants,
+    lift_transaction_limit,
+    read_url,
+    refusal,
+)
 from backstop.sql.own_session import REFUSED_BY_POOLER, WHAT_TO_DO, WHY, shares_sessions
 
 STATEMENT_LIMIT = timedelta(minutes=10)
@@ -85,6 +91,7 @@ def connect(
         shared = shares_sessions(connection, again)
         if kept and not shared:
             bound_instants(connection)
+            lift_transaction_limit(connection)
             return connection
         connection.close()
         why, next_step = (WHY, WHAT_TO_DO) if shared else (DROPPED, TO_THE_SERVER)

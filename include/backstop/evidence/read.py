@@ -546,7 +546,7 @@ def read_after_logs(
     readings.dead = DeadLetters({topic for topic, _ in readings.groups}, ids)
     for one in (readings, *readings.others):
         one.dead = readings.dead
-        _read_floors_and_dead_letters(one, sources, ids)
+        _read_floors_and_dead_letters(one, sources, ids, readings.shards)
     _read_stored_dead_letters(readings, cursor, ids)
     cursor.execute(
         _SQL["unaddressed_dead_letters"],
@@ -559,7 +559,10 @@ def read_after_logs(
 
 
 def _read_floors_and_dead_letters(
-    readings: Readings, sources: Sources, ids: Sequence[str] | None
+    readings: Readings,
+    sources: Sources,
+    ids: Sequence[str] | None,
+    read_shards: Collection[str],
 ) -> None:
     read: dict[tuple[str, str], bool] = {}
     proven: dict[str, bool] = {}
@@ -570,7 +573,7 @@ def _read_floors_and_dead_letters(
             if f"store {store}" not in readings.away:
                 floor = sources.logs_of(group).floor(group, topic)
                 if topic not in proven:
-                    proven[topic] = _ids_are_proven(sources, topic)
+                    proven[topic] = _ids_are_proven(sources, topic, read_shards)
                 look = replace(look, log_floor=floor if proven[topic] else LATEST)
         except Unavailable as error:
             _miss_store(readings, sources, group, error)
@@ -580,14 +583,17 @@ def _read_floors_and_dead_letters(
     _doubt_dead_letters(readings, sources)
 
 
-def _ids_are_proven(sources: Sources, topic: str) -> bool:
-    """Whether each shard's ids of the topic were ever found in a log: a mistaken mapping would make all of them look lost."""
+def _ids_are_proven(sources: Sources, topic: str, read_shards: Collection[str]) -> bool:
+    """Whether each shard's ids of the topic were ever found in a log: a mistaken mapping would make all of them look lost. A shard
+    whose stubs were read and that does not answer proves nothing; of another one nothing is judged."""
     for name in sources.settings.producers:
         try:
             if not sources.shard(name).proves(topic):
                 return False
         except Unavailable as error:
             sources.missed(f"shard {name}", error)
+            if name in read_shards:
+                return False
     return True
 
 

@@ -173,6 +173,7 @@ def park(
 def _park_key(
     connection: Connection, group: str, head: InOrder, error: str, limits: Limits
 ) -> bool:
+    rows(connection, _SQL["lock_parking"], _key(group, head))
     (counted,) = rows(connection, _SQL["count_keys"], _key(group, head))
     if counted["keys"] >= limits.keys:
         raise ParkingFull("keys")

@@ -10,10 +10,13 @@ WHERE consumer_group = %(group)s::text
 ORDER BY topic, ordering_key
 FOR UPDATE;
 
--- name: count_keys: how many keys are parked; until the transaction ends nobody else parks one
-SELECT count(*)::integer AS keys
-FROM (SELECT pg_advisory_xact_lock(hashtextextended('backstop parking ' || %(group)s::text || ' ' || %(topic)s::text, 0))) l,
-    LATERAL (SELECT FROM parked_key WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text) k;
+-- name: lock_parking: until the transaction ends nobody else parks a key
+-- A statement of its own: the count that follows sees what the holder before committed.
+SELECT pg_advisory_xact_lock(hashtextextended('backstop parking ' || %(group)s::text || ' ' || %(topic)s::text, 0)) AS locked;
+
+-- name: count_keys: how many other keys are parked; the owner of another queue may have parked this one
+SELECT count(*)::integer AS keys FROM parked_key
+WHERE consumer_group = %(group)s::text AND topic = %(topic)s::text AND ordering_key <> %(key)s::text;
 
 -- name: park_key: the key waits for a person from now on; no row: the owner of another queue has just parked it
 INSERT INTO parked_key (consumer_group, topic, ordering_key, queue_id, state, messages, bytes, last_error)

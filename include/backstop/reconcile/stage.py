@@ -16,6 +16,7 @@ import psycopg2
 
 from backstop.config.connections import Connections
 from backstop.config.settings import Settings
+from backstop.sql.connection import lift_transaction_limit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +65,7 @@ def stage_stubs(
 def connect_staging(url: str) -> Any:
     """A connection to the control database for one part. The server ends its transaction soon after the part's machine has gone silent:
     who stages the part again waits for it."""
-    return psycopg2.connect(
+    connection = psycopg2.connect(
         url,
         application_name="backstop stage",
         connect_timeout=10,
@@ -73,6 +74,8 @@ def connect_staging(url: str) -> Any:
         options="-c row_security=off"
         " -c tcp_keepalives_idle=30 -c tcp_keepalives_interval=10 -c tcp_keepalives_count=3",
     )
+    lift_transaction_limit(connection)
+    return connection
 
 
 def take_part(cursor: Any, run_id: int, stage: int, part: int) -> bool:

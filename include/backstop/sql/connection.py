@@ -58,12 +58,13 @@ TEXT_FORMS: Mapping[str, str] = {
     "lc_monetary": "C",
 }
 """How values are written as text, whatever a role or a database says: ids of other programs' tables are compared as texts."""
+_NO_LIMIT = """CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
+            THEN set_config('transaction_timeout', '0', false) END"""
 _SETTINGS = f"""
     SELECT {", ".join(f"set_config('{name}', '{form}', false)" for name, form in TEXT_FORMS.items())},
         set_config('statement_timeout', %(statement)s, false), set_config('lock_timeout', %(lock)s, false),
         set_config('idle_in_transaction_session_timeout', %(idle)s, false),
-        CASE WHEN current_setting('transaction_timeout', true) IS NOT NULL
-            THEN set_config('transaction_timeout', '0', false) END,
+        {_NO_LIMIT},
         set_config('row_security', 'off', false)
 """
 """With row_security off the server refuses a query from which a policy would hide rows: absence must not be evidence. From 17 on it
@@ -441,6 +442,12 @@ _INSTANT = new_type((_TIMESTAMPTZ,), "INSTANT", _instant)
 def bound_instants(connection: Connection) -> None:
     """Makes the connection read every instant within EARLIEST and LATEST."""
     register_type(_INSTANT, connection)
+
+
+def lift_transaction_limit(connection: Connection) -> None:
+    """The server's limit for whole transactions (from 17 on) ends none of this session; commits."""
+    with connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT {_NO_LIMIT}")
 
 
 def _server_encoding(cursor: Cursor) -> str:
