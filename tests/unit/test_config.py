@@ -275,6 +275,7 @@ BROKEN_RULES = {
     "recheck": {"recheck": 0},
     "max_send_duration": {"max_send_duration": 0},
     "reconcile_interval": {"reconcile_interval": 0},
+    "canary": {"canary": 50},
 }
 
 
@@ -301,10 +302,11 @@ def test_a_policy_that_breaks_a_rule_is_refused_where_it_was_written(
         ("blast_window", "30m", "1799s"),
         ("unknown_horizon", "1201s", "20m"),
         ("stub_retention", "21d", "503h"),
+        ("canary", 49, 50),
     ],
 )
 def test_a_rules_boundary_is_allowed_or_not_as_it_is_written(
-    setting: str, boundary: str, beyond: str
+    setting: str, boundary: str | int, beyond: str | int
 ) -> None:
     from_mapping(changed(("policy", {setting: boundary})))
     assert refused(changed(("policy", {setting: beyond})))[0].startswith(f"policy.{setting}: ")
