@@ -303,6 +303,7 @@ def test_a_policy_that_breaks_a_rule_is_refused_where_it_was_written(
         ("unknown_horizon", "1201s", "20m"),
         ("stub_retention", "21d", "503h"),
         ("canary", 49, 50),
+        ("log_retention", "1490406s", "1490405s"),
     ],
 )
 def test_a_rules_boundary_is_allowed_or_not_as_it_is_written(
@@ -310,6 +311,18 @@ def test_a_rules_boundary_is_allowed_or_not_as_it_is_written(
 ) -> None:
     from_mapping(changed(("policy", {setting: boundary})))
     assert refused(changed(("policy", {setting: beyond})))[0].startswith(f"policy.{setting}: ")
+
+
+def test_a_guard_in_redis_alone_outlasts_every_copy_and_has_its_own_name() -> None:
+    def guard(name: str, consumed_for: str) -> dict[str, Any]:
+        return changed(("redis_guards", {name: {"redis": "leases", "consumed_for": consumed_for}}))
+
+    from_mapping(guard("mailer", "1490406s"))
+    [line] = refused(guard("mailer", "1490405s"))
+    assert line.startswith("redis_guards.mailer.consumed_for: 1490405s; allowed: more than")
+    assert refused(guard("billing", "30d")) == [
+        "redis_guards.billing: billing; allowed: another name than any of groups: its leases are in one place"
+    ]
 
 
 def test_a_rule_that_a_default_breaks_names_the_default() -> None:
