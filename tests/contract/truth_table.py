@@ -549,6 +549,16 @@ CASES: tuple[Case, ...] = (
     ),
     lost("second number under way, past by time", stub={"send_count": 2}, attempts=(attempt(1),)),
     ahead(
+        "a number above those handed out ends none that is under way",
+        stub={"send_count": 2, "attempt_deadline": 9 * S},
+        attempts=(attempt(1), attempt(3)),
+    ),
+    lost(
+        "a number above those handed out is no copy",
+        stub={"send_count": 2},
+        attempts=(attempt(1), attempt(3, queue_offset=11)),
+    ),
+    ahead(
         "waits as long as the lag needs", look=1_000 * S, queue={"settled_offset": 4, "rate": 0.006}
     ),
     ahead(

@@ -11,6 +11,7 @@ import psycopg2
 import pytest
 
 from backstop.client import (
+    Consumer,
     Ended,
     Front,
     Holding,
@@ -259,9 +260,19 @@ def test_what_does_not_fit_together_is_refused(consumer: Database, valkey: Valke
         {"connect": consumer.connect, "redis": RedisGuard(exchange, GROUP)},
         {"connect": consumer.connect, "redis": Front(exchange, "another")},
         {"connect": consumer.connect, "redis": Front(exchange, GROUP, lease=timedelta(seconds=7))},
+        {"connect": None, "redis": RedisGuard(exchange, "another")},
+        {"connect": None, "redis": RedisGuard(exchange, GROUP, lease=timedelta(seconds=7))},
     ):
         with pytest.raises(ConfigurationError):
             ProcessOnce(group=GROUP, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="row_lock handler"):
+        Consumer(
+            None,  # type: ignore[arg-type]
+            consumer.connect,
+            GROUP,
+            row_lock(ship),
+            redis=Front(exchange, GROUP),
+        )
 
 
 class Unsteady:

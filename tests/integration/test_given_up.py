@@ -343,6 +343,41 @@ def test_what_a_mass_loss_holds_stays_a_persons_however_much_is_confirmed_later(
     assert careful.control("SELECT count(*) FROM resend_request") == [(0,)]
 
 
+@pytest.mark.parametrize(
+    ("beside_the_edge", "asked_about"),
+    [(timedelta(minutes=-1), False), (timedelta(minutes=1), True)],
+)
+def test_confirmations_before_the_window_do_not_hide_a_mass_loss(
+    careful: World, beside_the_edge: timedelta, asked_about: bool
+) -> None:
+    window = careful.settings.policy_for("orders", "billing").blast_window
+    earlier = open_run(careful.conn, "reconcile", "*", careful.settings)
+    close_run(careful.conn, earlier, "done", Counts())
+    careful.control("UPDATE run SET as_of = as_of - %s", (window + beside_the_edge,))
+    careful.control(
+        "INSERT INTO verdict_count SELECT run_id, 'orders', 'billing', 'CONFIRMED', 1000, 0, 1000 FROM run"
+    )
+    names = [f"lost-{n}" for n in range(FLOOR)]
+    lost(careful, *names, given_up=False)
+    promoted(careful, *names)  # 5 of 1,005, or 5 of 5
+    assert members(careful) == ([("mass_loss", name) for name in names] if asked_about else [])
+    requested = 0 if asked_about else FLOOR
+    assert careful.control("SELECT count(*) FROM resend_request") == [(requested,)]
+
+
+def test_requests_before_the_window_make_no_mass_loss(careful: World) -> None:
+    first, second = ([f"{word}-{n}" for n in range(FLOOR - 1)] for word in ("first", "second"))
+    lost(careful, *first, *second, given_up=False)
+    promoted(careful, *first)
+    careful.control(
+        "UPDATE resend_request SET created_at = created_at - %s",
+        (careful.settings.policy_for("orders", "billing").blast_window,),
+    )
+    promoted(careful, *second)
+    assert members(careful) == []
+    assert careful.control("SELECT count(*) FROM resend_request") == [(2 * (FLOOR - 1),)]
+
+
 def test_what_a_person_withdrew_while_a_run_was_judging_is_not_asked_about_again(
     world: World,
 ) -> None:

@@ -376,6 +376,35 @@ def test_what_other_plans_asked_for_counts_to_the_blast_radius(world: World) -> 
     assert (first.too_wide, later.examples[0], later.too_wide) == (False, "a00", True)
 
 
+def test_a_plan_is_measured_by_the_window_of_the_blast_radius(world: World) -> None:
+    set_policy(world, blast_floor=25)
+    window = world.settings.policy_for("orders", "billing").blast_window
+    lost(world, *[f"n{number:02}" for number in range(20)])
+    replayed(world, verdicts=("UNSENT",), limit=20)
+    lost(world, *[f"a{number:02}" for number in range(20)])
+    world.control("UPDATE incident_delivery SET asked_at = asked_at - %s", (window,))
+    later, _ = replayed(world, "dry_run", verdicts=("UNSENT",), limit=20)
+    assert (later.examples[0], later.too_wide) == ("a00", False), "20 of them, not 40"
+
+
+@pytest.mark.parametrize(
+    ("beside_the_edge", "too_wide"),
+    [(timedelta(minutes=-1), False), (timedelta(minutes=1), True)],
+)
+def test_confirmations_before_the_window_do_not_hide_how_wide_a_plan_is(
+    world: World, beside_the_edge: timedelta, too_wide: bool
+) -> None:
+    set_policy(world, blast_floor=2, canary=0)
+    window = world.settings.policy_for("orders", "billing").blast_window
+    lost(world, "a", "b")
+    world.control("UPDATE run SET as_of = as_of - %s", (window + beside_the_edge,))
+    world.control(
+        "INSERT INTO verdict_count SELECT run_id, 'orders', 'billing', 'CONFIRMED', 1000, 0, 1000 FROM run"
+    )
+    plan, _ = replayed(world, "dry_run", verdicts=("UNSENT",))
+    assert (plan.total, plan.too_wide) == (2, too_wide)
+
+
 def test_plans_that_are_within_the_blast_radius_each_are_not_all_run_without_a_yes(
     world: World,
 ) -> None:

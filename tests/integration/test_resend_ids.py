@@ -193,6 +193,34 @@ def test_a_list_beyond_the_blast_radius_is_refused_whole_and_small_lists_add_up_
     assert world.sql("control", "SELECT count(*) FROM resend_request") == [(half,)]
 
 
+def test_a_list_is_measured_by_the_window_of_the_blast_radius(world: World) -> None:
+    policy = world.settings.policy_for(TOPIC)
+    wanted, half = ids(policy.blast_floor), policy.blast_floor // 2
+    world.stubs(wanted)
+    world.sql(
+        "control",
+        """INSERT INTO run (duty, token, as_of, policy_version, code_version, state, finished_at)
+        VALUES ('reconcile', gen_random_uuid(), now() - %s - interval '1 minute', '-', '-', 'done', now())""",
+        (policy.blast_window,),
+    )
+    world.sql(
+        "control",
+        """INSERT INTO verdict_count SELECT run_id, %s, g, 'CONFIRMED', 100000, 0, 100000
+        FROM run, unnest(ARRAY['billing', 'shipping']) AS g""",
+        (TOPIC,),
+    )
+    with pytest.raises(DecisionRefused, match="more than the blast radius"):
+        send_list(world, *wanted)
+    send_list(world, *wanted[:half])
+    world.sql(
+        "control",
+        "UPDATE resend_request SET created_at = created_at - %s",
+        (policy.blast_window,),
+    )
+    send_list(world, *wanted[half:])
+    assert world.sql("control", "SELECT count(*) FROM resend_request") == [(len(wanted),)]
+
+
 def test_a_list_beside_a_promotion_counts_what_that_asks_for(world: World) -> None:
     """Each alone is within the blast radius."""
     floor = world.settings.policy_for(TOPIC).blast_floor

@@ -275,6 +275,8 @@ BROKEN_RULES = {
     "recheck": {"recheck": 0},
     "max_send_duration": {"max_send_duration": 0},
     "reconcile_interval": {"reconcile_interval": 0},
+    "canary": {"canary": 50},
+    "watch_window": {"watch_window": 0},
 }
 
 
@@ -301,13 +303,80 @@ def test_a_policy_that_breaks_a_rule_is_refused_where_it_was_written(
         ("blast_window", "30m", "1799s"),
         ("unknown_horizon", "1201s", "20m"),
         ("stub_retention", "21d", "503h"),
+        ("canary", 49, 50),
+        ("log_retention", "1490406s", "1490405s"),
+        ("progress_history", "22801s", "22800s"),
+        ("backlog_horizon", "25201s", "7h"),
+        ("untouched_for", "21601s", "6h"),
+        ("leak_window", "91s", "90s"),
     ],
 )
 def test_a_rules_boundary_is_allowed_or_not_as_it_is_written(
-    setting: str, boundary: str, beyond: str
+    setting: str, boundary: str | int, beyond: str | int
 ) -> None:
     from_mapping(changed(("policy", {setting: boundary})))
     assert refused(changed(("policy", {setting: beyond})))[0].startswith(f"policy.{setting}: ")
+
+
+def test_the_replay_horizon_covers_the_backoffs() -> None:
+    policy = {"replay_horizon": "4650m", "backoff_cap": "3m"}
+    from_mapping(changed(("policy", policy)))
+    lines = refused(changed(("policy", {**policy, "backoff_cap": "1h"})))
+    assert lines[0].startswith("policy.replay_horizon: "), lines
+
+
+def test_the_overdue_horizon_covers_the_unknown_horizon() -> None:
+    lines = refused(changed(("policy", {"unknown_horizon": "3d"})))
+    assert any(line.startswith("policy.overdue_horizon (the default): ") for line in lines), lines
+
+
+def test_repeated_failure_alerts_before_the_broker_gives_up() -> None:
+    options = ("brokers/main/options", {"delivery_limit": 10, "visibility": "20s"})
+    from_mapping(changed(options, ("policy", {"alert_attempts": 7})))
+    lines = refused(changed(options, ("policy", {"alert_attempts": 8})))
+    assert lines[0].startswith("policy.alert_attempts: 8; allowed: so far below"), lines
+
+
+def test_a_duty_on_demand_may_be_as_old_as_its_safety_interval() -> None:
+    from_mapping(changed(("watch", {"allowed_age": {"sweep": "46m"}})))
+    for age in ("44m", "45m"):
+        [line] = refused(changed(("watch", {"allowed_age": {"sweep": age}})))
+        assert line.startswith(f"watch.allowed_age.sweep: {age}; allowed: > schedule."), line
+
+
+def test_a_group_that_ends_when_it_begins_is_refused() -> None:
+    """It would owe nothing: its losses would never be seen."""
+    begins, ends = "2026-01-02T00:00:00Z", "2026-01-02T00:00:01Z"
+    from_mapping(
+        changed(("groups/billing/active_from", begins), ("groups/billing/active_until", ends))
+    )
+    [line] = refused(
+        changed(("groups/billing/active_from", begins), ("groups/billing/active_until", begins))
+    )
+    assert line.startswith("groups.billing.active_until: ")
+    assert line.endswith("; allowed: after active_from")
+
+
+def test_a_guard_in_redis_alone_outlasts_every_copy_and_has_its_own_name() -> None:
+    def guard(name: str, consumed_for: str) -> dict[str, Any]:
+        return changed(("redis_guards", {name: {"redis": "leases", "consumed_for": consumed_for}}))
+
+    from_mapping(guard("mailer", "1490406s"))
+    [line] = refused(guard("mailer", "1490405s"))
+    assert line.startswith("redis_guards.mailer.consumed_for: 1490405s; allowed: more than")
+    assert refused(guard("billing", "30d")) == [
+        "redis_guards.billing: billing; allowed: another name than any of groups: its leases are in one place"
+    ]
+
+
+def test_foreign_leases_of_a_group_without_topics_are_refused() -> None:
+    """Its keys would name no topic: nothing would be swept, and nobody would know."""
+    old = {"kind": "dedup_listener_redis", "connection": "r", "group": "idle", "application": "a"}
+    idle = ("groups/idle", {"store": "billing_db"})
+    from_mapping(changed(idle))
+    assert refused(changed(idle, ("foreign_leases/old", old))) == [
+        "foreign_leases.old.group: idle; allowed: a group that takes at least one topic"
+    ]
 
 
 def test_a_rule_that_a_default_breaks_names_the_default() -> None:

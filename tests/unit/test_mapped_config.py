@@ -178,6 +178,24 @@ def test_a_preset_fills_in_what_is_not_written_beside_it() -> None:
             ],
             "consumers.billing_db.mapping.topics: orders; allowed: what the table calls orders as well",
         ),
+        (
+            [("groups/billing/leases", {"redis": "r"})],
+            "the leases of a mapped log are not Backstop's",
+        ),
+        (
+            [
+                (
+                    "foreign_leases/old",
+                    {
+                        "kind": "dedup_listener_redis",
+                        "connection": "r",
+                        "group": "billing",
+                        "application": "a",
+                    },
+                )
+            ],
+            "foreign_leases.old.group: billing; allowed: a group whose log is Backstop's own",
+        ),
     ],
 )
 def test_a_mapping_that_could_mislead_is_refused(
@@ -498,6 +516,13 @@ def test_a_lake_mapping_that_could_prove_too_much_is_refused(
     changes: list[tuple[str, object]], says: str
 ) -> None:
     assert says in refused(*LAKE, *changes)
+
+
+def test_a_log_in_a_lake_leads_to_no_send_although_its_producer_is_our_own() -> None:
+    log_alone = (("producers/shop", {"connection": "producer"}), *LAKE[3:])
+    from_mapping(changed(*log_alone))
+    repair = (("topics/orders/mode", "repair"), ("consumers/billing_db/mapping/kept", "30d"))
+    assert "a lake cannot be asked again" in refused(*log_alone, *repair)
 
 
 def test_a_mapping_keeps_what_was_learned_before_there_were_newer_settings() -> None:

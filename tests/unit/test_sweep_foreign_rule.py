@@ -173,6 +173,11 @@ def lines(name: str, **more: Any) -> str:
             "foreign_leases.plain.keep: 1d; allowed: more than the longest way back",
         ),
         (
+            "plain",
+            {"success_deletes": False, "untouched_for": "1d", "keep": "30d"},
+            "foreign_leases.plain.untouched_for: 1d; allowed: more than the longest way back",
+        ),
+        (
             "keys",
             {"connection": "redis://:secret@host"},
             "foreign_leases.keys.connection: (not shown)",
