@@ -374,7 +374,7 @@ def test_decisions_that_were_taken_off_the_end_are_missed_by_the_next_audit(
         (
             "control",
             """INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by, state, error)
-        VALUES ('shop_a', 'orders', 'sound', 2, 'LOST', 'test', 'superseded', 'quoted')""",
+        VALUES ('shop_a', 'orders', 'sound', 2, 'LOST', 'test', 'open', 'not claimed: quoted')""",
             "request ",
         ),
     ],
