@@ -300,20 +300,6 @@ def test_a_restarted_server_is_asked_again_without_an_error(running: PostgresWor
         assert stubs.clock() and logs.clock()  # `logs` held a connection that died meanwhile
 
 
-def test_no_limit_of_the_server_for_whole_transactions_ends_a_scan(running: PostgresWorld) -> None:
-    url = running.server.admin_dsn("producer")
-    with closing(PostgresConnection("shard shop_a", url)) as connection:
-        ((version,),) = connection.rows("SELECT current_setting('server_version_num')::integer")
-    if version < 170000:
-        pytest.skip("PostgreSQL has this limit from 17 on")
-    running.run("producer", "ALTER DATABASE producer SET transaction_timeout = '1s'")
-    try:
-        with closing(PostgresConnection("shard shop_a", url)) as connection:
-            assert connection.rows("SHOW transaction_timeout") == [("0",)]
-    finally:
-        running.run("producer", "ALTER DATABASE producer RESET transaction_timeout")
-
-
 def test_a_session_that_the_server_ended_is_a_store_that_did_not_answer(
     running: PostgresWorld,
 ) -> None:

@@ -20,6 +20,7 @@ from backstop.reconcile.quarantine import BROKEN_STAGED, quarantine_logs
 from backstop.reconcile.row_key import row_key
 from backstop.reconcile.stage import connect_staging, copy_stubs, copy_verdicts, take_part
 from backstop.runs.run import open_run
+from backstop.sql.connection import PostgresConnection
 from backstop.verdicts.evaluate import table
 from backstop.verdicts.frames import micros
 from backstop_lab.servers.postgres import Postgres
@@ -86,7 +87,7 @@ def test_a_task_is_at_the_server_that_can_be_written_to_and_its_silence_is_notic
             assert cursor.fetchone() == ("30",)
 
 
-def test_no_limit_of_the_server_for_whole_transactions_ends_a_staging_or_a_promotion(
+def test_no_limit_of_the_server_for_whole_transactions_ends_a_scan_a_staging_or_a_promotion(
     world: System, tmp_path: Path
 ) -> None:
     with Postgres(tmp_path / "of_18", version="18") as server:  # the limit is there from 17 on
@@ -98,6 +99,8 @@ def test_no_limit_of_the_server_for_whole_transactions_ends_a_staging_or_a_promo
             with closing(opened), opened.cursor() as cursor:
                 cursor.execute("SHOW transaction_timeout")
                 assert cursor.fetchone() == ("0",)
+        with closing(PostgresConnection("shard shop_a", server.admin_dsn())) as connection:
+            assert connection.rows("SHOW transaction_timeout") == [("0",)]
 
 
 def test_two_runs_that_meet_the_same_broken_rows_lock_them_in_one_order(world: System) -> None:
