@@ -36,7 +36,7 @@ from backstop.triage.decide.fits_answer import why_not
 _SQL = load("backstop.incidents", "queries.sql")
 _BATCH = 1_000
 _EXAMPLES = 5
-_NO_DUPLICATES = "a copy would reach a group that takes no duplicates: decide it by its case"
+_NO_DUPLICATES = "a copy would reach a group that it might harm: decide it by its case"
 _USED_UP = "its sends are used up: its case allows more"
 CLEARED = "whoever cleared the run of "
 """Begins `planned_by` where a cleared run in Airflow made the plan: Airflow does not say who cleared it."""

@@ -22,7 +22,7 @@ _SUMMARIES = {
     " duplicates, or their dead letters are forgotten since the control database was restored",
     "refused": "{n} deliveries of {topic} to {group} were refused for good: too large, no such topic, or their content was"
     " erased",
-    "no_route": "{n} deliveries of {topic} to {group} cannot be resent without reaching a group that takes no duplicates",
+    "no_route": "{n} deliveries of {topic} to {group} cannot be resent without reaching a group that a copy might harm",
 }
 _SEVERITY = {"mass_loss": "critical", "exhausted": "critical", "new_epoch": "critical"}
 

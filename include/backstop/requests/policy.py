@@ -33,7 +33,7 @@ LIST = "person "
 """Begins `requested_by` of what a person asked for by a list of ids: they overrule order and dead letters, and no more."""
 _INCIDENT = re.compile(r" \(incident \d+\)$")
 NO_ROUTE = "no_route"
-"""The error of a request that cannot be sent without reaching a group that takes no duplicates; reconcile
+"""The error of a request that cannot be sent without reaching a group that a copy might harm; reconcile
 makes the case."""
 TOO_OLD = "too_old"
 NOT_CLAIMED = "not claimed: "

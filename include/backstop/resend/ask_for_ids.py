@@ -265,7 +265,7 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
         # A list is written without looking at each message; its case shows what the copy would do.
         return Listed(
             key.message_id,
-            "a copy would reach a group that takes no duplicates; decide it by its case (resend)",
+            "a copy would reach a group that it might harm; decide it by its case (resend)",
         )
     return Listed(key.message_id, f"nothing to send: {decision.why}")
 

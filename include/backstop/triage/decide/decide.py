@@ -130,7 +130,7 @@ REASONS: Mapping[str, Meaning] = {
     "budget": Meaning("have used up their sends or refusals", critical=True),
     "observe": Meaning("are of a topic in mode observe"),
     "no_duplicates": Meaning("are of a group that takes no duplicates"),
-    "no_route": Meaning("cannot be replayed without reaching a group that takes no duplicates"),
+    "no_route": Meaning("cannot be replayed without reaching a group that a copy might harm"),
     "given_up": Meaning("are of messages whose resend a person gave up"),
     "refused_for_good": Meaning("were refused for good, by the broker or because of an erasure"),
 }
