@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -33,12 +34,18 @@ def die(boundary: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def is_counted() -> bool:
+    """Whether a transaction here is one of the named ones. A renewal of the lease, in its own thread, is due whenever a third of
+    the lease has passed: on a machine that stood still, before the one that would be named next."""
+    return threading.current_thread() is threading.main_thread()
+
+
 class DyingCursor(Cursor):
     """The same for a statement that the server commits by itself. Preparing one writes nothing."""
 
     def execute(self, *given: Any) -> None:
         is_ours = not given[0].startswith(("PREPARE ", "SELECT pg_backend_pid()"))
-        if not self.connection.autocommit or not is_ours:
+        if not self.connection.autocommit or not is_ours or not is_counted():
             super().execute(*given)
             return
         name = Dying.name()
@@ -56,7 +63,7 @@ class Dying(Connection):
         return super().cursor(*given, cursor_factory=DyingCursor, **named)
 
     def commit(self) -> None:
-        if self.autocommit:
+        if self.autocommit or not is_counted():
             super().commit()
             return
         name = Dying.name()
@@ -69,6 +76,9 @@ class DyingMaria(pymysql.connections.Connection):  # type: ignore[misc]
     """The same in MariaDB."""
 
     def commit(self) -> None:
+        if not is_counted():
+            super().commit()
+            return
         name = Dying.name()
         die(f"before the commit of {name}")
         super().commit()
