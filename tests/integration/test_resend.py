@@ -173,6 +173,28 @@ def test_what_is_not_due_is_postponed_and_not_sent(world: World) -> None:
     assert world.copies() == {} and world.stub("m")["send_count"] == 0
 
 
+@pytest.mark.parametrize("first", ["reconcile", "case 1"])
+def test_who_joins_a_request_repeats_begun_work_only_of_the_groups_that_they_were_shown(
+    world: World, first: str
+) -> None:
+    """Reconcile asked for shipping before it had begun; a person decided that billing does its work again."""
+    for group in ("billing", "shipping"):
+        world.set("groups", group, "duplicates", to="no")
+    world.stubs(["m"])
+    ways = {"case 1": ("billing",), "reconcile": ("shipping",)}
+    for by in (first, *(ways.keys() - {first})):
+        world.ask(["m"], by=by, groups=ways[by])
+    for group in ways["case 1"] + ways["reconcile"]:
+        world.consume("m", group, state="EXPIRED")
+
+    assert world.resend()["sent"] == 1
+
+    found = world.request("m")
+    assert (found["groups"], found["repeats"]) == (["billing"], ["billing"])
+    (headers,) = world.published()
+    assert json.loads(headers[GROUPS_HEADER]) == ["billing"]
+
+
 def test_a_number_that_is_gone_is_superseded(world: World) -> None:
     world.stubs(["m"], send_count=1, refusals=1)
     world.ask(["m"], number=1)

@@ -60,6 +60,24 @@ def test_only_the_listed_messages_go_out_whether_asked_for_or_not(world: World) 
     assert out(world) == ["asked", "not asked", "other asked"], "the next run is not limited"
 
 
+def test_what_reconcile_asked_for_and_its_radius_holds_by_now_is_sent_by_a_list(
+    world: World,
+) -> None:
+    """Its own request will be closed unsent; the list's name is one that may send it."""
+    world.stubs(["m"])
+    world.ask(["m"])
+    world.sql(
+        "control",
+        """WITH c AS (INSERT INTO case_file (kind, topic, summary) VALUES ('mass_loss', 'orders', 's') RETURNING case_id)
+        INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
+        SELECT case_id, 'shop_a', 'orders', 'm', 'billing' FROM c""",
+    )
+    counts, says = send_list(world, "m")
+    assert says["m"].startswith("to send to all groups as send 1")
+    assert (counts.get("sent"), out(world)) == (1, ["m"])
+    assert world.request("m")["requested_by"] == "person ann"
+
+
 def test_what_cannot_go_is_listed_with_the_reason(world: World) -> None:
     world.stubs(["confirmed"], status="confirmed")
     world.stubs(["withdrawn"], status="voided")

@@ -3,6 +3,7 @@ again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
@@ -38,6 +39,7 @@ from backstop.requests.policy import (
     decide,
     expected_queue_delay,
     is_by_person,
+    repeats_of,
 )
 from backstop.resend.claim import Request
 from backstop.resend.publish import as_copy, publish
@@ -63,6 +65,7 @@ def decided(
     duplicates: dict[str, str] = GUARDED,
     never_sent: bool = False,
     age: timedelta = timedelta(minutes=5),
+    repeats: Sequence[str] | None = None,
 ) -> object:
     return decide(
         asked,
@@ -74,6 +77,7 @@ def decided(
         duplicates=duplicates,
         own_retry_topic=False,
         never_sent=never_sent,
+        repeats=repeats_of(by, asked) if repeats is None else repeats,
     )
 
 
@@ -224,6 +228,23 @@ def test_work_that_was_begun_is_not_repeated_for_a_group_without_duplicates_unle
     assert decided(stalled, duplicates={"billing": "guard"}, by=by) == Send(None, "topic")
     dead = judged("billing", Verdict.DEAD_LETTERED)
     assert not isinstance(decided(dead, duplicates=none, by=by), Send)
+
+
+def test_a_person_lends_nothing_to_the_groups_that_others_asked_for() -> None:
+    none = {"billing": "no", "shipping": "no"}
+    both = judged("billing", Verdict.STALLED), judged("shipping", Verdict.STALLED)
+    joined = decided(*both, duplicates=none, by="case 3", repeats=["billing"])
+    assert joined == Send(("billing",), "topic")
+    other = decided(both[1], duplicates=none, by="case 3", repeats=["billing"])
+    assert isinstance(other, NotNeeded), "what is left of the request is the machine's"
+    lost = judged("shipping", Verdict.LOST, eligible=True)
+    assert decided(
+        judged("billing", Verdict.CONFIRMED),
+        lost,
+        duplicates=none,
+        by="case 3",
+        repeats=["billing"],
+    ) == NotNeeded(NO_ROUTE), "nor the harm that its copy would do to another"
 
 
 def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case() -> None:

@@ -43,6 +43,8 @@ SEVERAL_SHARDS = "broken contract: on several shards: "
 """Begins the error of a request whose message is on more than one shard: nothing of it is sent before somebody mends that, and a few
 of them delay no ramp."""
 
+EVERY_GROUP = "*"
+
 BEGUN = frozenset({Verdict.STALLED, Verdict.DEAD_LETTERED})
 """Its work was begun, and may have had its effect."""
 _DONE = frozenset({Verdict.CONFIRMED, Verdict.VOIDED, Verdict.IN_PROGRESS})
@@ -94,9 +96,12 @@ def is_by_person(requested_by: str) -> bool:
     return requested_by not in MACHINES and not is_by_incident(requested_by)
 
 
-def may_repeat(requested_by: str) -> bool:
-    """Whether somebody who was shown what the copy would do asked for it: then it may reach a group that takes no duplicates."""
-    return is_by_person(requested_by) and not requested_by.startswith(LIST)
+def repeats_of(requested_by: str, groups: Sequence[str] | None) -> list[str]:
+    """For which of the groups that are asked for (null: all, [EVERY_GROUP]) a copy may repeat work that was begun, and may reach
+    others that it might harm: those for which somebody asks who was shown what the copy would do."""
+    if not is_by_person(requested_by) or requested_by.startswith(LIST):
+        return []
+    return [EVERY_GROUP] if groups is None else list(groups)
 
 
 def backoff(n: int, key: Key, policy: Policy) -> timedelta:
@@ -189,19 +194,24 @@ def decide(
     duplicates: Mapping[str, str],
     own_retry_topic: bool,
     never_sent: bool = False,
+    repeats: Collection[str] = (),
 ) -> Decision:
     """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of
     its message; `never_sent`: no copy of it can be in the broker. `replay_from`: the instant from which
-    replay_horizon counts.
+    replay_horizon counts. `repeats`: those of `repeats_of` everybody who asked for it.
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """
+
+    def may_repeat(group: str) -> bool:
+        return group in repeats or EVERY_GROUP in repeats
+
     mine = [one for one in judged if asked is None or one.consumer_group in asked]
     if as_of >= replay_from + policy.replay_horizon:
         return NotNeeded(TOO_OLD)
     send, wait, done = [], [], []
     for one in mine:
-        if _may_send(one, requested_by, duplicates):
+        if _may_send(one, requested_by, duplicates, may_repeat(one.consumer_group)):
             send.append(one.consumer_group)
         elif _waits(one, requested_by, duplicates):
             wait.append(one)
@@ -210,7 +220,7 @@ def decide(
     if send:
         verdicts = {one.consumer_group: str(one.verdict) for one in judged}
         route = choose_route(send, duplicates, verdicts, own_retry_topic=own_retry_topic)
-        if route is None and not may_repeat(requested_by):
+        if route is None and not any(may_repeat(group) for group in send):
             if waits_for_evidence(send, duplicates, verdicts, never_sent=never_sent):
                 return _postponed([one for one in judged if one.verdict in _WAIT], as_of, policy)
             return NotNeeded(NO_ROUTE)
@@ -226,10 +236,12 @@ def _postponed(wait: Sequence[DeliveryVerdict], as_of: datetime, policy: Policy)
     return Postpone(max(as_of + policy.recheck, min(looks, default=as_of)), _say(wait))
 
 
-def _may_send(one: DeliveryVerdict, requested_by: str, duplicates: Mapping[str, str]) -> bool:
+def _may_send(
+    one: DeliveryVerdict, requested_by: str, duplicates: Mapping[str, str], may_repeat: bool
+) -> bool:
     if requested_by == RECONCILE or _undecided(one, requested_by):
         return one.eligible
-    if one.verdict in BEGUN and not may_repeat(requested_by):
+    if one.verdict in BEGUN and not may_repeat:
         # Its work was begun. A group may have joined the request, or be declared otherwise, since it was asked for.
         return duplicates.get(one.consumer_group) != "no"
     return one.verdict not in _DONE and one.verdict not in _WAIT

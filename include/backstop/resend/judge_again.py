@@ -31,7 +31,6 @@ from backstop.requests.policy import (
     decide,
     is_by_incident,
     is_by_person,
-    may_repeat,
 )
 from backstop.resend.claim import Request, TopicShard, Worker
 from backstop.resend.ramp_policy import A_PERSONS
@@ -50,6 +49,7 @@ _REQUEST = pa.schema(
         ("groups", pa.list_(pa.string())),
         ("requested_by", pa.string()),
         ("asker", pa.string()),
+        ("repeats", pa.list_(pa.string())),
     ]
 )
 _TOPIC_SHARD = pa.schema([("place", pa.int32()), ("shard", pa.string()), ("too_old", pa.int64())])
@@ -158,7 +158,7 @@ def _situations(
     if not requests:
         return []
     places = [place for place, (_, some) in enumerate(topic_shards) for _ in some]
-    request_ids, keys, numbers, groups, _, requested_by, _ = zip(*requests, strict=True)
+    request_ids, keys, numbers, groups, _, requested_by, _, repeats = zip(*requests, strict=True)
     asker = {who: _asker(who) for who in set(requested_by)}
     columns = [
         places,
@@ -168,6 +168,7 @@ def _situations(
         groups,
         requested_by,
         [asker[who] for who in requested_by],
+        repeats,
     ]
     too_old = [
         micros(judgement.as_of - worker.policy(topic_shard.topic).replay_horizon)
@@ -197,9 +198,7 @@ def _asker(requested_by: str) -> str:
     """Who asks, as far as `decide` cares."""
     if is_by_incident(requested_by):
         return "an incident"
-    if may_repeat(requested_by):
-        return "a person"
-    return "a list" if is_by_person(requested_by) else requested_by
+    return "a person" if is_by_person(requested_by) else requested_by
 
 
 class _Decider:
@@ -248,5 +247,6 @@ class _Decider:
             duplicates=self._duplicates,
             own_retry_topic=self._own_retry_topic,
             never_sent=situation["never_sent"],
+            repeats=situation["repeats"],
         )
         return Send(None, "topic") if self._rearms and isinstance(decision, Send) else decision

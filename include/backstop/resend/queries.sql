@@ -73,10 +73,10 @@ SET state = 'claimed', claim_token = %(token)s, updated_at = clock_timestamp(),
     claim_deadline = clock_timestamp() + make_interval(secs => %(seconds)s)
 FROM due
 WHERE r.request_id = due.request_id
-RETURNING r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by, r.held;
+RETURNING r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.repeats, r.reason, r.requested_by, r.held;
 
 -- name: due_requests: the same requests, only read, for a dry run
-SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by, r.held
+SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.repeats, r.reason, r.requested_by, r.held
 FROM resend_request r
 WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
     AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
@@ -111,8 +111,11 @@ SELECT
      WHERE c.topic = %(topic)s AND c.consumer_group = %(group)s AND r.as_of >= %(as_of)s - make_interval(secs => %(seconds)s));
 
 -- name: open_requests: which messages somebody has asked for and nobody has sent
+-- Not what reconcile asked for before its blast radius held it: that will close, and only a person sends it.
 SELECT r.message_id FROM resend_request r
-WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND r.state IN ('open', 'claimed');
+WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND (r.state = 'claimed' OR r.state = 'open' AND NOT (
+    r.requested_by = 'reconcile'
+    AND EXISTS (SELECT FROM mass_loss_delivery l WHERE l.topic = r.topic AND l.message_id = r.message_id)));
 
 -- name: a_persons: of these requests, those of a delivery that a person is asked about as one of a mass loss, or left
 -- `topics`, `groups`: pairs of those that take a copy for other groups for their own.
