@@ -123,6 +123,24 @@ def test_every_kind_of_case_offers_actions_that_have_a_sentence(world: World) ->
         assert set(actions_for(kind)) <= set(ACTIONS)
 
 
+def test_two_cases_that_send_by_one_request_are_both_on_their_way(world: World) -> None:
+    world.stub("a")
+    first = found(world, "overdue", "a")
+    second = found(world, "overdue", "a", group="shipping")
+    for case_id in (first, second):
+        assert decided(world, case_id, "resend").left_out == ()
+    assert world.control("SELECT groups, requested_by, asked_by FROM resend_request") == [
+        (
+            ["billing", "shipping"],
+            f"case {second}",
+            {"billing": f"case {first}", "shipping": f"case {second}"},
+        )
+    ]
+    assert found(world, "overdue", "a") == first
+    assert found(world, "overdue", "a", group="shipping") == second
+    assert [state_of(world, case_id) for case_id in (first, second)] == ["decided", "decided"]
+
+
 def test_a_discarded_delivery_is_voided_for_its_group_alone_and_ends_its_case(world: World) -> None:
     world.stub("a")
     case_id = found(world, "unknown", "a")

@@ -402,6 +402,34 @@ SEEN = """
     VALUES ('shop_a', 'orders', 'q', 1, 'r', 'reconcile')"""
 
 
+def test_a_login_adds_itself_alone_to_who_asked_for_which_group(world: World, ann: Any) -> None:
+    world.control(SEEN)
+    for asked_by in (
+        '{"billing": "person olga"}',
+        '{"billing": "case 1"}',
+        '{"billing": "olga (incident 1)"}',
+        '{"billing": "person ann", "shipping": "case 1"}',
+        '{"billing": null}',
+        "[]",
+    ):
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+            cursor.execute("UPDATE resend_request SET asked_by = %s", (asked_by,))
+    mixed = '{"billing": "person ann", "shipping": "ann (incident 1)", "*": "reconcile"}'
+    with ann, ann.cursor() as cursor:
+        cursor.execute("UPDATE resend_request SET asked_by = %s", (mixed,))
+    # As it was, whoever asked.
+    world.control(
+        "UPDATE resend_request SET asked_by = jsonb_set(asked_by, '{shipping}', '\"case 1\"')"
+    )
+    with ann, ann.cursor() as cursor:
+        cursor.execute(
+            """UPDATE resend_request SET asked_by = asked_by || '{"billing": "ann (incident 1)"}'"""
+        )
+    assert world.control("SELECT asked_by FROM resend_request") == [
+        ({"billing": "ann (incident 1)", "shipping": "case 1", "*": "reconcile"},)
+    ]
+
+
 def test_what_a_person_changes_by_sql_beside_the_program_is_in_the_log(
     world: World, ann: Any
 ) -> None:

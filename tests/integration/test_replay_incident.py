@@ -323,20 +323,6 @@ def test_a_rate_holds_over_two_calls_in_a_row(world: World) -> None:
     assert 19 < spread < 21
 
 
-def test_a_rate_holds_for_what_had_to_wait_for_a_step_of_the_ramp(world: World) -> None:
-    """A person looked for an hour whether the ramp may go on: what had been spread over minutes would go out at once."""
-    lost(world, "a", "b", "c")
-    set_policy(world, canary=2)
-    replayed(world, verdicts=("UNSENT",), rate=0.1)
-    world.control("UPDATE resend_request SET not_before = not_before - interval '1 hour'")
-    assert resend(world)["released"] == 2
-    released = world.control(
-        "SELECT message_id, extract(epoch FROM not_before - clock_timestamp()) FROM resend_request WHERE NOT held ORDER BY 1"
-    )
-    assert [message_id for message_id, _ in released] == ["a", "b"]
-    assert released[0][1] <= 0 and 5 < released[1][1] <= 10
-
-
 def test_who_said_yes_is_kept_and_a_yes_to_all_of_it_is_the_one_that_counts(world: World) -> None:
     set_policy(world, canary=1)
     lost(world, "a", "b")

@@ -173,8 +173,33 @@ def test_what_is_not_due_is_postponed_and_not_sent(world: World) -> None:
     assert world.copies() == {} and world.stub("m")["send_count"] == 0
 
 
+def test_a_request_says_who_asked_for_which_of_its_groups(world: World) -> None:
+    world.stubs(["m"])
+    everybody = None
+    for by, groups, asked_by in (
+        ("reconcile", everybody, None),
+        ("reconcile", everybody, None),
+        ("triage", ("billing",), {"billing": "triage", "*": "reconcile"}),
+        ("ann (incident 3)", ("shipping",), {"shipping": "ann (incident 3)"}),
+        ("case 1", ("billing",), {"billing": "case 1"}),
+        ("person bob", ("billing", "shipping"), {"shipping": "person bob"}),
+        ("case 2", everybody, {"billing": "case 2", "shipping": "case 2", "*": "case 2"}),
+        ("triage", everybody, {}),
+    ):
+        before = world.request("m")["asked_by"] if world.requests() else None
+        world.ask(["m"], by=by, groups=groups)
+        after = asked_by if before is None or asked_by is None else {**before, **asked_by}
+        assert world.request("m")["asked_by"] == after, by
+    world.sql("control", "UPDATE resend_request SET state = 'not_needed'")
+    world.ask(["m"], groups=("billing",))
+    found = world.request("m")
+    assert (found["requested_by"], found["asked_by"]) == ("reconcile", None)
+    world.ask(["m"], by="triage", groups=("shipping",))
+    assert world.request("m")["asked_by"] == {"billing": "reconcile", "shipping": "triage"}
+
+
 @pytest.mark.parametrize("first", ["reconcile", "case 1"])
-def test_who_joins_a_request_repeats_begun_work_only_of_the_groups_that_they_were_shown(
+def test_who_joins_a_request_repeats_begun_work_only_of_the_groups_that_they_asked_for(
     world: World, first: str
 ) -> None:
     """Reconcile asked for shipping before it had begun; a person decided that billing does its work again."""
@@ -184,15 +209,34 @@ def test_who_joins_a_request_repeats_begun_work_only_of_the_groups_that_they_wer
     ways = {"case 1": ("billing",), "reconcile": ("shipping",)}
     for by in (first, *(ways.keys() - {first})):
         world.ask(["m"], by=by, groups=ways[by])
-    for group in ways["case 1"] + ways["reconcile"]:
+    for group in ("billing", "shipping"):
         world.consume("m", group, state="EXPIRED")
 
     assert world.resend()["sent"] == 1
 
-    found = world.request("m")
-    assert (found["groups"], found["repeats"]) == (["billing"], ["billing"])
+    assert world.request("m")["groups"] == ["billing"]
     (headers,) = world.published()
     assert json.loads(headers[GROUPS_HEADER]) == ["billing"]
+
+
+@pytest.mark.parametrize("by", ["case 1", "triage", "ann (incident 3)", "person ann"])
+def test_who_joins_a_request_sends_nothing_to_a_group_that_a_mass_loss_holds(
+    world: World, by: str
+) -> None:
+    world.stubs(["m"])
+    world.ask(["m"])
+    world.ask(["m"], by=by, groups=("billing",))
+    world.sql(
+        "control",
+        """WITH c AS (INSERT INTO case_file (kind, topic, summary) VALUES ('mass_loss', 'orders', 's') RETURNING case_id)
+        INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
+        SELECT case_id, 'shop_a', 'orders', 'm', g FROM c, unnest('{billing,shipping}'::text[]) AS g""",
+    )
+
+    assert world.resend()["sent"] == 1
+
+    assert world.request("m")["groups"] == ["billing"]
+    assert world.sql("producer_a", "SELECT groups FROM send_attempt") == [(["billing"],)]
 
 
 def test_a_number_that_is_gone_is_superseded(world: World) -> None:

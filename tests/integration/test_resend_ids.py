@@ -78,6 +78,23 @@ def test_what_reconcile_asked_for_and_its_radius_holds_by_now_is_sent_by_a_list(
     assert world.request("m")["requested_by"] == "person ann"
 
 
+def test_what_reconcile_asked_for_counts_once_when_a_list_asks_for_it_too(world: World) -> None:
+    """By the blast radius of four: the same four messages are not eight."""
+    world.set("policy", "blast_floor", to=5)
+    world.set("policy", "canary", to=2)
+    wanted = ids(4)
+    world.stubs(wanted)
+    world.ask(wanted, ramped=True)
+    world.sql(
+        "control",
+        """WITH c AS (INSERT INTO case_file (kind, topic, summary) VALUES ('mass_loss', 'orders', 's') RETURNING case_id)
+        INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
+        SELECT case_id, 'shop_a', 'orders', r.message_id, 'billing' FROM c, resend_request r""",
+    )
+    _, says = send_list(world, *wanted)
+    assert all(answer.startswith("to send to all groups") for answer in says.values())
+
+
 def test_what_cannot_go_is_listed_with_the_reason(world: World) -> None:
     world.stubs(["confirmed"], status="confirmed")
     world.stubs(["withdrawn"], status="voided")

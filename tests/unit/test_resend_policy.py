@@ -3,7 +3,7 @@ again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any
@@ -39,7 +39,6 @@ from backstop.requests.policy import (
     decide,
     expected_queue_delay,
     is_by_person,
-    repeats_of,
 )
 from backstop.resend.claim import Request
 from backstop.resend.publish import as_copy, publish
@@ -65,7 +64,8 @@ def decided(
     duplicates: dict[str, str] = GUARDED,
     never_sent: bool = False,
     age: timedelta = timedelta(minutes=5),
-    repeats: Sequence[str] | None = None,
+    asked_by: Mapping[str, str] | None = None,
+    own_retry_topic: bool = False,
 ) -> object:
     return decide(
         asked,
@@ -75,9 +75,9 @@ def decided(
         replay_from=NOW - age,
         policy=POLICY,
         duplicates=duplicates,
-        own_retry_topic=False,
+        own_retry_topic=own_retry_topic,
         never_sent=never_sent,
-        repeats=repeats_of(by, asked) if repeats is None else repeats,
+        asked_by=asked_by,
     )
 
 
@@ -194,6 +194,7 @@ def test_only_who_looked_at_the_delivery_itself_counts_as_a_person() -> None:
         for by in ("case 3", "by hand: ann", "ann (incident 3)", "triage", "reconcile")
     ] == [True, True, False, False, False]
     assert not is_by_person(by_incident("ann", 3))
+    assert is_by_person("person ann (incident 3)"), "a list of ids, by whoever has such a name"
 
 
 @pytest.mark.parametrize(
@@ -230,21 +231,41 @@ def test_work_that_was_begun_is_not_repeated_for_a_group_without_duplicates_unle
     assert not isinstance(decided(dead, duplicates=none, by=by), Send)
 
 
-def test_a_person_lends_nothing_to_the_groups_that_others_asked_for() -> None:
+def test_nobody_lends_their_name_to_the_groups_that_others_asked_for() -> None:
     none = {"billing": "no", "shipping": "no"}
+    asked_by = {"billing": "case 3", "*": "reconcile"}
     both = judged("billing", Verdict.STALLED), judged("shipping", Verdict.STALLED)
-    joined = decided(*both, duplicates=none, by="case 3", repeats=["billing"])
+    joined = decided(*both, duplicates=none, by="case 3", asked_by=asked_by)
     assert joined == Send(("billing",), "topic")
-    other = decided(both[1], duplicates=none, by="case 3", repeats=["billing"])
+    other = decided(both[1], duplicates=none, by="case 3", asked_by=asked_by)
     assert isinstance(other, NotNeeded), "what is left of the request is the machine's"
     lost = judged("shipping", Verdict.LOST, eligible=True)
-    assert decided(
-        judged("billing", Verdict.CONFIRMED),
-        lost,
-        duplicates=none,
-        by="case 3",
-        repeats=["billing"],
-    ) == NotNeeded(NO_ROUTE), "nor the harm that its copy would do to another"
+    done = judged("billing", Verdict.CONFIRMED)
+    assert decided(done, lost, duplicates=none, by="case 3", asked_by=asked_by) == NotNeeded(
+        NO_ROUTE
+    ), "nor the harm that its copy would do to another"
+    dead = judged("billing", Verdict.STALLED), judged("shipping", Verdict.DEAD_LETTERED)
+    for by in ("case 3", "person ann", "ann (incident 3)", "triage"):
+        asked = {"billing": by, "shipping": "reconcile"}
+        assert decided(*dead, by=by, asked_by=asked) == Send(("billing",), "topic"), by
+
+
+def test_of_two_groups_that_each_have_a_way_of_their_own_one_is_sent_to_and_nobody_else() -> None:
+    lost = [judged(group, Verdict.LOST, eligible=True) for group in ("billing", "shipping")]
+    blocked = {"audit": "no", "billing": "guard", "shipping": "guard"}
+    audit = judged("audit", Verdict.CONFIRMED)
+    for by, asked_by, first in (
+        ("reconcile", None, "billing"),
+        ("case 5", None, "billing"),
+        ("case 5", {"shipping": "case 5", "*": "reconcile"}, "shipping"),
+    ):
+        found = decided(
+            *lost, audit, duplicates=blocked, by=by, asked_by=asked_by, own_retry_topic=True
+        )
+        assert found == Send((first,), "group")
+    assert decided(*lost, audit, duplicates=blocked, by="case 5") == Send(
+        ("billing", "shipping"), "topic"
+    ), "without such a way a person decided so"
 
 
 def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case() -> None:

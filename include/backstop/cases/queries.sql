@@ -14,7 +14,7 @@ WHERE c.kind = %(kind)s AND c.topic = %(topic)s AND c.consumer_group = %(group)s
     AND (c.decision = 'leave' OR EXISTS (
         SELECT 1 FROM resend_request q
         WHERE q.topic = m.topic AND q.message_id = m.message_id AND q.state IN ('open', 'claimed')
-            AND q.requested_by = 'case ' || c.case_id))
+            AND coalesce(q.asked_by ->> m.consumer_group, q.asked_by ->> '*', q.requested_by) = 'case ' || c.case_id))
     AND (m.topic, m.message_id, m.consumer_group)
         IN (SELECT * FROM unnest(%(topics)s::text[], %(ids)s::text[], %(groups)s::text[]));
 

@@ -19,7 +19,13 @@ from backstop.evidence.sources import Sources
 from backstop.model.errors import Unavailable
 from backstop.model.records import Verdict
 from backstop.reconcile.open_cases import CaseKey
-from backstop.requests.ask import Ask, duplicates_of, route_for, waits_for_evidence
+from backstop.requests.ask import (
+    Ask,
+    duplicates_of,
+    route_for,
+    sends_to_one_group,
+    waits_for_evidence,
+)
 from backstop.runs.run import Run
 from backstop.sql.named import load
 from backstop.stores.protocol import LAST_NUMBER
@@ -180,7 +186,11 @@ def _ask_for(
             wanted, duplicates_of(settings, topic), verdicts, never_sent=rows[0][8]
         ):
             return None, []
-        return None, [(shard, topic, message_id, group) for group in wanted]
+        if len(wanted) == 1 or not sends_to_one_group(sources, topic):
+            return None, [(shard, topic, message_id, group) for group in wanted]
+        # Each of them has a way of its own, which a number serves once: a later run asks for the others.
+        first = min(wanted)
+        wanted, route = {first: wanted[first]}, "group"
     everybody = set(wanted) == set(settings.groups_of(topic))
     reasons = ", ".join(sorted(set(wanted.values())))
     request = Ask(

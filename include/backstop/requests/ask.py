@@ -14,7 +14,7 @@ from backstop.model.records import Counts, Key
 from backstop.requests.policy import (
     TRIAGE as TRIAGE,
 )  # whose the requests are that come through this door by machine
-from backstop.requests.policy import Route, choose_route, repeats_of
+from backstop.requests.policy import Route, choose_route
 from backstop.requests.policy import by_incident as by_incident
 from backstop.requests.policy import waits_for_evidence as waits_for_evidence
 from backstop.sql.array_literal import array_literal
@@ -173,7 +173,6 @@ def _row(one: Ask) -> dict[str, object]:
         "message_id": one.message_id,
         "send_number": one.send_number,
         "groups": None if one.groups is None else list(one.groups),
-        "repeats": repeats_of(one.requested_by, one.groups),
         "reason": one.reason,
         "requested_by": one.requested_by,
         "route": one.route,

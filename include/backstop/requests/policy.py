@@ -88,7 +88,7 @@ def by_incident(who: str, incident_id: int) -> str:
 
 def is_by_incident(requested_by: str) -> bool:
     """As triage's: a dead letter that the plan does not know stops it, and the rules of routes and order hold."""
-    return _INCIDENT.search(requested_by) is not None
+    return _INCIDENT.search(requested_by) is not None and not requested_by.startswith(LIST)
 
 
 def is_by_person(requested_by: str) -> bool:
@@ -96,12 +96,15 @@ def is_by_person(requested_by: str) -> bool:
     return requested_by not in MACHINES and not is_by_incident(requested_by)
 
 
-def repeats_of(requested_by: str, groups: Sequence[str] | None) -> list[str]:
-    """For which of the groups that are asked for (null: all, [EVERY_GROUP]) a copy may repeat work that was begun, and may reach
-    others that it might harm: those for which somebody asks who was shown what the copy would do."""
-    if not is_by_person(requested_by) or requested_by.startswith(LIST):
-        return []
-    return [EVERY_GROUP] if groups is None else list(groups)
+def may_repeat(requested_by: str) -> bool:
+    """Whether somebody who was shown what the copy would do asked for it: then it may reach a group that takes no duplicates."""
+    return is_by_person(requested_by) and not requested_by.startswith(LIST)
+
+
+def asker_of(group: str, requested_by: str, asked_by: Mapping[str, str] | None) -> str:
+    """Who asked for this group of a request. `asked_by`: where several did, by group (EVERY_GROUP: the others)."""
+    asked = asked_by or {}
+    return asked.get(group) or asked.get(EVERY_GROUP) or requested_by
 
 
 def backoff(n: int, key: Key, policy: Policy) -> timedelta:
@@ -194,35 +197,40 @@ def decide(
     duplicates: Mapping[str, str],
     own_retry_topic: bool,
     never_sent: bool = False,
-    repeats: Collection[str] = (),
+    asked_by: Mapping[str, str] | None = None,
 ) -> Decision:
     """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of
     its message; `never_sent`: no copy of it can be in the broker. `replay_from`: the instant from which
-    replay_horizon counts. `repeats`: those of `repeats_of` everybody who asked for it.
+    replay_horizon counts. `asked_by`: see asker_of; each group is sent to by the authority of who asked for it.
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """
-
-    def may_repeat(group: str) -> bool:
-        return group in repeats or EVERY_GROUP in repeats
-
     mine = [one for one in judged if asked is None or one.consumer_group in asked]
     if as_of >= replay_from + policy.replay_horizon:
         return NotNeeded(TOO_OLD)
     send, wait, done = [], [], []
     for one in mine:
-        if _may_send(one, requested_by, duplicates, may_repeat(one.consumer_group)):
+        asker = asker_of(one.consumer_group, requested_by, asked_by)
+        if _may_send(one, asker, duplicates):
             send.append(one.consumer_group)
-        elif _waits(one, requested_by, duplicates):
+        elif _waits(one, asker, duplicates):
             wait.append(one)
         else:
             done.append(one)
     if send:
         verdicts = {one.consumer_group: str(one.verdict) for one in judged}
         route = choose_route(send, duplicates, verdicts, own_retry_topic=own_retry_topic)
-        if route is None and not any(may_repeat(group) for group in send):
-            if waits_for_evidence(send, duplicates, verdicts, never_sent=never_sent):
-                return _postponed([one for one in judged if one.verdict in _WAIT], as_of, policy)
+        shown = [group for group in send if may_repeat(asker_of(group, requested_by, asked_by))]
+        if (
+            route is None
+            and not shown
+            and waits_for_evidence(send, duplicates, verdicts, never_sent=never_sent)
+        ):
+            return _postponed([one for one in judged if one.verdict in _WAIT], as_of, policy)
+        if route is None and own_retry_topic:
+            # Each of them has a way of its own, which a number serves once: the others are asked for again.
+            return Send((min(shown or send),), "group")
+        if route is None and not shown:
             return NotNeeded(NO_ROUTE)
         everybody = set(send) == set(duplicates) and route != "group"
         return Send(None if everybody else tuple(sorted(send)), route or "topic")
@@ -236,12 +244,10 @@ def _postponed(wait: Sequence[DeliveryVerdict], as_of: datetime, policy: Policy)
     return Postpone(max(as_of + policy.recheck, min(looks, default=as_of)), _say(wait))
 
 
-def _may_send(
-    one: DeliveryVerdict, requested_by: str, duplicates: Mapping[str, str], may_repeat: bool
-) -> bool:
+def _may_send(one: DeliveryVerdict, requested_by: str, duplicates: Mapping[str, str]) -> bool:
     if requested_by == RECONCILE or _undecided(one, requested_by):
         return one.eligible
-    if one.verdict in BEGUN and not may_repeat:
+    if one.verdict in BEGUN and not may_repeat(requested_by):
         # Its work was begun. A group may have joined the request, or be declared otherwise, since it was asked for.
         return duplicates.get(one.consumer_group) != "no"
     return one.verdict not in _DONE and one.verdict not in _WAIT

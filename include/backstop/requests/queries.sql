@@ -2,13 +2,13 @@
 
 -- name: ask: new requests; closed ones whose number is still free are opened again, open ones get the groups added
 -- A row that is claimed or whose number was published is not returned, because it is not touched. A person's request stays a
--- person's, whoever joins it (also by a plan of an incident), and triage's stays triage's when reconcile joins; `repeats` has only the
--- groups that a person was shown. For a group for
+-- person's, whoever joins it (also by a plan of an incident), and triage's stays triage's when reconcile joins; `asked_by` says who asked
+-- for which group, because nobody lends their name to what others asked for. For a group for
 -- which a person gave it up only a person asks again; for what can never be sent, reconcile does not.
-INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, repeats, reason, requested_by, route, held, run_id)
-SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.repeats, a.reason, a.requested_by, a.route, a.held, %(run_id)s
+INSERT INTO resend_request AS r (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
+SELECT a.shard, a.topic, a.message_id, a.send_number, a.groups, a.reason, a.requested_by, a.route, a.held, %(run_id)s
 FROM jsonb_to_recordset(%(asks)s::jsonb) AS a(shard text, topic text, message_id text, send_number int, groups text[],
-    repeats text[], reason text, requested_by text, route text, held boolean)
+    reason text, requested_by text, route text, held boolean)
 ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
     state = 'open',
     shard = excluded.shard,
@@ -17,8 +17,18 @@ ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
         WHEN r.groups IS NULL OR excluded.groups IS NULL THEN NULL
         ELSE ARRAY(SELECT DISTINCT g FROM unnest(r.groups || excluded.groups) AS g ORDER BY g)
     END,
-    repeats = CASE WHEN r.state <> 'open' THEN excluded.repeats
-        ELSE ARRAY(SELECT DISTINCT g FROM unnest(r.repeats || excluded.repeats) AS g ORDER BY g) END,
+    asked_by = CASE WHEN r.state = 'open' AND (r.asked_by IS NOT NULL OR r.requested_by <> excluded.requested_by) THEN (
+        SELECT jsonb_object_agg(k.wanted, k.who) FROM (
+            SELECT DISTINCT ON (g.wanted) g.wanted, w.who
+            FROM (SELECT unnest(coalesce(r.groups, '{*}')) UNION SELECT unnest(coalesce(excluded.groups, '{*}'))
+                UNION SELECT jsonb_object_keys(r.asked_by) WHERE r.groups IS NULL) AS g (wanted)
+            CROSS JOIN LATERAL (VALUES
+                (r.groups, coalesce(r.asked_by ->> g.wanted, r.asked_by ->> '*', r.requested_by), false),
+                (excluded.groups, excluded.requested_by, true)) AS w (groups, who, is_new)
+            WHERE w.groups IS NULL OR g.wanted = ANY (w.groups)
+            -- Who may send what the others may, and more; of equals the newer.
+            ORDER BY g.wanted, CASE WHEN starts_with(w.who, 'person ') THEN 3 WHEN w.who = 'reconcile' THEN 0 WHEN w.who = 'triage' THEN 1
+                WHEN w.who ~ ' \(incident \d+\)$' THEN 2 ELSE 4 END DESC, w.is_new DESC) AS k) END,
     reason = CASE WHEN r.state = 'open' THEN r.reason ELSE excluded.reason END,
     requested_by = CASE
         WHEN r.state = 'open' AND (excluded.requested_by = 'reconcile'

@@ -170,6 +170,7 @@ def _stay_within_radius(
                 "as_of": run.as_of,
                 "seconds": policy.blast_window.total_seconds(),
                 "person": LIST,
+                "ids": [one.message_id for one in asks],
             },
         )
         before, confirmed = cursor.fetchone()

@@ -58,8 +58,8 @@ class Request(NamedTuple):
     requested_by: str
     held: bool = False
     """Only in a dry run: it waits for a step of its topic's ramp."""
-    repeats: tuple[str, ...] = ()
-    """See policy.repeats_of."""
+    asked_by: Mapping[str, str] | None = None
+    """See policy.asker_of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +312,9 @@ def measure_queue_delays(worker: Worker, topics: Iterable[str]) -> None:
 
 
 def _request(row: Sequence[Any]) -> Request:
-    request_id, topic, message_id, send_number, groups, repeats, reason, requested_by, held = row
+    request_id, topic, message_id, send_number, groups, reason, requested_by, asked_by, held = row
     asked, key = None if groups is None else tuple(groups), Key(topic, message_id)
-    return Request(request_id, key, send_number, asked, reason, requested_by, held, tuple(repeats))
+    return Request(request_id, key, send_number, asked, reason, requested_by, held, asked_by)
 
 
 def _ids(worker: Worker) -> list[str] | None:

@@ -5,6 +5,7 @@ Of thousands of messages most are in the same situation; each situation is decid
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from backstop.evidence.judge_by_key import Judgement
 from backstop.model.errors import Unavailable
+from backstop.model.read_json import read_json
 from backstop.requests.ask import (
     ERASED,
     duplicates_of,
@@ -23,7 +25,6 @@ from backstop.requests.policy import (
     RECONCILE,
     SEVERAL_SHARDS,
     TOO_OLD,
-    TRIAGE,
     Decision,
     NotNeeded,
     Postpone,
@@ -31,6 +32,7 @@ from backstop.requests.policy import (
     decide,
     is_by_incident,
     is_by_person,
+    may_repeat,
 )
 from backstop.resend.claim import Request, TopicShard, Worker
 from backstop.resend.ramp_policy import A_PERSONS
@@ -49,7 +51,7 @@ _REQUEST = pa.schema(
         ("groups", pa.list_(pa.string())),
         ("requested_by", pa.string()),
         ("asker", pa.string()),
-        ("repeats", pa.list_(pa.string())),
+        ("asked_by", pa.string()),
     ]
 )
 _TOPIC_SHARD = pa.schema([("place", pa.int32()), ("shard", pa.string()), ("too_old", pa.int64())])
@@ -81,9 +83,9 @@ def judge_again(
 def _without_held(
     worker: Worker, topic_shards: Sequence[tuple[TopicShard, Sequence[Request]]]
 ) -> tuple[Sequence[tuple[TopicShard, Sequence[Request]]], list[int]]:
-    """Triage's requests without the groups of reconcile's that its blast radius holds by now: only a person sends to these. And the
-    numbers of those that no group is left of, which stay as they are."""
-    ids = [one.request_id for _, some in topic_shards for one in some if one.requested_by == TRIAGE]
+    """Requests that several asked for without the groups of reconcile's that its blast radius holds by now: only a person sends to
+    these. And the numbers of those that no group is left of, which stay as they are."""
+    ids = [one.request_id for _, some in topic_shards for one in some if one.asked_by is not None]
     if not ids:
         return topic_shards, []
     with worker.control, worker.control.cursor() as cursor:
@@ -158,7 +160,7 @@ def _situations(
     if not requests:
         return []
     places = [place for place, (_, some) in enumerate(topic_shards) for _ in some]
-    request_ids, keys, numbers, groups, _, requested_by, _, repeats = zip(*requests, strict=True)
+    request_ids, keys, numbers, groups, _, requested_by, _, asked_by = zip(*requests, strict=True)
     asker = {who: _asker(who) for who in set(requested_by)}
     columns = [
         places,
@@ -168,7 +170,7 @@ def _situations(
         groups,
         requested_by,
         [asker[who] for who in requested_by],
-        repeats,
+        [None if by is None else json.dumps(by, sort_keys=True) for by in asked_by],
     ]
     too_old = [
         micros(judgement.as_of - worker.policy(topic_shard.topic).replay_horizon)
@@ -198,7 +200,9 @@ def _asker(requested_by: str) -> str:
     """Who asks, as far as `decide` cares."""
     if is_by_incident(requested_by):
         return "an incident"
-    return "a person" if is_by_person(requested_by) else requested_by
+    if may_repeat(requested_by):
+        return "a person"
+    return "a list" if is_by_person(requested_by) else requested_by
 
 
 class _Decider:
@@ -247,6 +251,6 @@ class _Decider:
             duplicates=self._duplicates,
             own_retry_topic=self._own_retry_topic,
             never_sent=situation["never_sent"],
-            repeats=situation["repeats"],
+            asked_by=read_json(situation["asked_by"]) if situation["asked_by"] else None,
         )
         return Send(None, "topic") if self._rearms and isinstance(decision, Send) else decision

@@ -73,10 +73,10 @@ SET state = 'claimed', claim_token = %(token)s, updated_at = clock_timestamp(),
     claim_deadline = clock_timestamp() + make_interval(secs => %(seconds)s)
 FROM due
 WHERE r.request_id = due.request_id
-RETURNING r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.repeats, r.reason, r.requested_by, r.held;
+RETURNING r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by, r.asked_by, r.held;
 
 -- name: due_requests: the same requests, only read, for a dry run
-SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.repeats, r.reason, r.requested_by, r.held
+SELECT r.request_id, r.topic, r.message_id, r.send_number, r.groups, r.reason, r.requested_by, r.asked_by, r.held
 FROM resend_request r
 WHERE r.state = 'open' AND r.not_before <= %(cut)s AND r.topic = %(topic)s AND r.shard = %(shard)s
     AND (%(ids)s::text[] IS NULL OR r.message_id = ANY (%(ids)s::text[]))
@@ -106,16 +106,19 @@ SELECT
      WHERE q.topic = %(topic)s AND (q.groups IS NULL OR %(group)s = ANY (q.groups))
          AND (q.requested_by = 'reconcile' OR starts_with(q.requested_by, %(person)s) OR q.requested_by ~ ' \(incident \d+\)$')
          AND q.state NOT IN ('not_needed', 'superseded')
+         -- What is asked for now counts by itself.
+         AND NOT (q.state = 'open' AND q.message_id = ANY (%(ids)s::text[]))
          AND q.created_at >= %(as_of)s - make_interval(secs => %(seconds)s)),
     (SELECT coalesce(sum(c.newly), 0) FROM verdict_count c JOIN run r USING (run_id)
      WHERE c.topic = %(topic)s AND c.consumer_group = %(group)s AND r.as_of >= %(as_of)s - make_interval(secs => %(seconds)s));
 
 -- name: open_requests: which messages somebody has asked for and nobody has sent
--- Not what reconcile asked for before its blast radius held it: that will close, and only a person sends it.
+-- Not where reconcile asked for a group that its blast radius holds by now: that will not be sent unless a person asks, too.
 SELECT r.message_id FROM resend_request r
-WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND (r.state = 'claimed' OR r.state = 'open' AND NOT (
-    r.requested_by = 'reconcile'
-    AND EXISTS (SELECT FROM mass_loss_delivery l WHERE l.topic = r.topic AND l.message_id = r.message_id)));
+WHERE r.topic = %(topic)s AND r.message_id = ANY (%(ids)s::text[]) AND (r.state = 'claimed' OR r.state = 'open' AND NOT EXISTS (
+    SELECT FROM mass_loss_delivery l
+    WHERE l.topic = r.topic AND l.message_id = r.message_id AND (r.groups IS NULL OR l.consumer_group = ANY (r.groups))
+        AND coalesce(r.asked_by ->> l.consumer_group, r.asked_by ->> '*', r.requested_by) = 'reconcile'));
 
 -- name: a_persons: of these requests, those of a delivery that a person is asked about as one of a mass loss, or left
 -- `topics`, `groups`: pairs of those that take a copy for other groups for their own.
@@ -125,15 +128,12 @@ WHERE r.request_id = ANY (%(ids)s::bigint[]) AND EXISTS (
     WHERE l.topic = r.topic AND l.message_id = r.message_id AND (r.groups IS NULL OR l.consumer_group = ANY (r.groups)
         OR (l.topic, l.consumer_group) IN (SELECT * FROM unnest(%(topics)s::text[], %(groups)s::text[]))));
 
--- name: held_groups: of requests of triage, the groups that reconcile asked for in them, and that a person is asked about as a_persons
+-- name: held_groups: of requests that several asked for, the groups of reconcile's that a person is asked about as a_persons
 SELECT r.request_id, array_agg(DISTINCT l.consumer_group) FROM resend_request r
 JOIN mass_loss_delivery l ON l.topic = r.topic AND l.message_id = r.message_id
     AND (r.groups IS NULL OR l.consumer_group = ANY (r.groups))
 WHERE r.request_id = ANY (%(ids)s::bigint[])
-    AND NOT EXISTS (
-        SELECT FROM dead_letter d
-        WHERE d.state = 'replaying' AND d.topic = r.topic AND d.message_id = r.message_id AND d.send_number = r.send_number
-            AND d.consumer_group = l.consumer_group)
+    AND coalesce(r.asked_by ->> l.consumer_group, r.asked_by ->> '*', r.requested_by) = 'reconcile'
 GROUP BY r.request_id;
 
 -- name: waiting: how much each group of a topic has before it, and how fast it goes

@@ -36,23 +36,14 @@ INSERT INTO resend_batch (topic) VALUES (%(topic)s) ON CONFLICT (topic) WHERE st
 RETURNING batch_id;
 
 -- name: release: the oldest held requests of the topic may be claimed; null batch: without one
--- What a plan spread over time by its rate may have waited for its step longer than that: the step keeps to the rate by itself.
-WITH released AS MATERIALIZED (
-    SELECT h.request_id, h.not_before, h.requested_by FROM resend_request h
+UPDATE resend_request r SET held = false, batch_id = %(batch_id)s, step = %(step)s, error = NULL
+FROM (
+    SELECT h.request_id FROM resend_request h
     WHERE h.topic = %(topic)s AND h.state = 'open' AND h.held
     ORDER BY h.not_before, h.request_id
     LIMIT %(number)s
-    FOR UPDATE
-), paced AS (
-    SELECT s.request_id, (i.wanted ->> 'rate')::float8 AS rate,
-        row_number() OVER (PARTITION BY i.run_id ORDER BY s.not_before, s.request_id) - 1 AS before
-    FROM released s
-    LEFT JOIN incident i ON i.run_id = substring(s.requested_by FROM ' \(incident (\d+)\)$')::bigint
-)
-UPDATE resend_request r SET held = false, batch_id = %(batch_id)s, step = %(step)s, error = NULL,
-    not_before = greatest(r.not_before, clock_timestamp() + make_interval(secs => p.before / p.rate))
-FROM paced p
-WHERE r.request_id = p.request_id;
+    FOR UPDATE) AS n
+WHERE r.request_id = n.request_id;
 
 -- name: first_step: what the canary came to
 UPDATE resend_batch SET step_size = %(size)s, released = %(size)s, released_at = clock_timestamp() WHERE batch_id = %(batch_id)s;

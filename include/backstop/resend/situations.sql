@@ -1,5 +1,5 @@
 -- name: situations: requests with all that a decision reads of them, each combination once (DuckDB)
--- `request`: place (of the topic in a shard), request_id, topic, message_id, send_number, groups, requested_by, asker, repeats; `topic_shard`: place, shard,
+-- `request`: place (of the topic in a shard), request_id, topic, message_id, send_number, groups, requested_by, asker, asked_by (JSON); `topic_shard`: place, shard,
 -- too_old (the latest instant that is too old, in microseconds); `stub`, `delivery`: what a judgement found, numbered.
 WITH message AS (
     SELECT topic, message_id, list(shard ORDER BY shard) AS shards,
@@ -13,10 +13,10 @@ WITH message AS (
 ), asked AS (
     SELECT *, send_number > min(send_number) OVER (PARTITION BY topic, message_id) AS is_later FROM request
 )
-SELECT a.place, a.groups, a.repeats, any_value(a.requested_by) AS requested_by, a.is_later, m.shards, v.verdict_numbers,
+SELECT a.place, a.groups, a.asked_by, any_value(a.requested_by) AS requested_by, a.is_later, m.shards, v.verdict_numbers,
     min(m.replay_from) AS replay_from, m.never_sent, list(a.request_id) AS request_ids
 FROM asked AS a
 JOIN topic_shard AS l ON l.place = a.place
 LEFT JOIN message AS m ON m.topic = a.topic AND m.message_id = a.message_id
 LEFT JOIN verdicts AS v ON v.topic = a.topic AND v.message_id = a.message_id
-GROUP BY a.place, a.groups, a.repeats, a.asker, a.is_later, m.shards, v.verdict_numbers, m.never_sent, m.replay_from <= l.too_old;
+GROUP BY a.place, a.groups, a.asked_by, a.asker, a.is_later, m.shards, v.verdict_numbers, m.never_sent, m.replay_from <= l.too_old;

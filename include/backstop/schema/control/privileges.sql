@@ -102,7 +102,7 @@ GRANT INSERT ON incident_delivery, pause, drained_broker TO backstop_person;
 -- The duties' runs note since when a group owes a topic, and begin batches.
 REVOKE INSERT ON owed_since, resend_batch FROM backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal, case_member TO backstop_person;
-GRANT UPDATE (shard, groups, reason, requested_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
+GRANT UPDATE (shard, groups, reason, requested_by, asked_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
 GRANT UPDATE (state, decision, reason, decided_by, left_in_case, barred, decided_at, look_at, case_id, shard, send_number, proof,
     closed_at) ON dead_letter TO backstop_person;
