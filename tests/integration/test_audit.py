@@ -664,3 +664,14 @@ def test_a_place_whose_name_looks_like_an_end_is_told(world: System) -> None:
         look = Look("floor_is_old", "group crm/over", breaches=[Breach("crm/over")])
         record(conn, run, day_of(world.settings, run.as_of, today()), [look])
     assert world.rows("control", "SELECT closing FROM alert") == [(False,)]
+
+
+def test_each_place_with_a_breach_is_told_whatever_its_name(world: System) -> None:
+    places = [f"group {name}" for name in ("a/b", "a|b", "a%2Fb")]
+    looks = [Look("floor_is_old", place, breaches=[Breach(place)]) for place in places]
+    with closing(world.control()) as conn:
+        run = open_run(conn, "audit", "*", world.settings)
+        for _ in range(2):
+            record(conn, run, day_of(world.settings, run.as_of, today()), looks)
+    told = world.rows("control", "SELECT title FROM alert ORDER BY alert_id")
+    assert [title.partition(" in ")[2] for (title,) in told] == places
