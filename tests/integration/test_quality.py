@@ -951,6 +951,36 @@ def test_a_check_beyond_its_limit_of_time_does_not_hold_and_is_not_tried_again(
     assert asked_again == []
 
 
+def test_no_limit_of_the_server_for_whole_transactions_ends_a_check(tmp_path: Path) -> None:
+    with Postgres(tmp_path / "of_18", version="18") as of_18:  # the limit is there from 17 on
+        control = Control(new_database(of_18, "limited", "control"), tmp_path / "docs")
+        control.stage()
+        control.one("ALTER DATABASE limited SET transaction_timeout = '1s'")
+
+        def waits_longer(holder: Any) -> bool:
+            return bool(
+                control.one(
+                    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+                    " AND xact_start < clock_timestamp() - interval '2 s')",
+                    holder.info.backend_pid,
+                )
+            )
+
+        with (
+            closing(control.connection),
+            ThreadPoolExecutor(1) as thread,
+            closing(psycopg2.connect(control.url, options="-c transaction_timeout=0")) as of_run,
+            closing(psycopg2.connect(control.url, options="-c transaction_timeout=0")) as of_stage,
+        ):
+            of_run.cursor().execute("SELECT FROM run FOR UPDATE")
+            of_stage.cursor().execute("LOCK TABLE staged_verdict")
+            audited = thread.submit(control.audit, "verdicts")
+            for holder in (of_run, of_stage):
+                wait_for("a long wait", lambda: audited.done() or waits_longer(holder), 60)  # noqa: B023 - called at once
+                holder.rollback()
+            assert audited.result().passed
+
+
 def test_a_control_database_of_two_servers_is_checked_as_one_of_one(control: Control) -> None:
     control.stage()
     at, of = control.url.rpartition("@")[0], control.url.rpartition("@")[2]

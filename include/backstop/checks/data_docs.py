@@ -95,6 +95,8 @@ def validate(
         # Their connections end now, not when garbage is collected: those that run the checks, and those that looked at the query.
         opened.callback(engine.dispose)
         opened.callback(source.get_engine().dispose)
+        for one in (engine, source.get_engine()):
+            _lift_transaction_limit(one)
         _give_columns_alone(engine, set(queries.values()))
         refusals = _give_up_turn_while_it_works(engine, context)
         made, not_run = _expectations(suite.checks)
@@ -193,6 +195,17 @@ def _no_rows() -> Any:
             return {"success": metrics["unexpected_rows_query.row_count"] == 0}
 
     return NoUnexpectedRows
+
+
+def _lift_transaction_limit(engine: Any) -> None:
+    """Of each connection that is handed out: the first may have been made before."""
+    from sqlalchemy import event
+
+    from backstop.sql.connection import lift_transaction_limit
+
+    @event.listens_for(engine, "checkout")
+    def lift(connection: Any, *_: Any) -> None:
+        lift_transaction_limit(connection)
 
 
 def _give_columns_alone(engine: Any, queries: set[str]) -> None:

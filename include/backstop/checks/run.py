@@ -97,6 +97,8 @@ def run_suites(
     """
     import psycopg2
 
+    from backstop.sql.connection import lift_transaction_limit
+
     options = session_options(run_id, stage, repair_topics, clock_skew)
     docs = Path(docs_folder).resolve()
     results: list[SuiteResult] = []
@@ -109,6 +111,7 @@ def run_suites(
         raise _away(", ".join(suite_names)) from error
     with closing(connection), ThreadPoolExecutor(max_workers=len(suite_names)) as threads:
         try:
+            lift_transaction_limit(connection)
             _find_run(connection, run_id, keeps_stage=not set(suite_names).isdisjoint(OF_A_STAGE))
         except psycopg2.OperationalError as error:
             raise _away(", ".join(suite_names)) from error
