@@ -23,6 +23,7 @@ from backstop.model.errors import ConfigurationError, MetricsUndelivered
 from backstop.reports.metrics import render
 from backstop.reports.otlp import export
 from backstop.runs.run import close_run, open_run
+from backstop.watch.add_up import add_up
 from control_world import World, servers, world, written_settings  # noqa: F401
 
 CUMULATIVE = 2
@@ -145,6 +146,25 @@ def test_gauges_counters_and_histograms_arrive_with_the_values_that_a_scraper_re
     for number, bound in enumerate(done.explicit_bounds):
         assert sum(done.bucket_counts[: number + 1]) == buckets[f"{bound:g}"]
     assert not done.HasField("min") and not done.HasField("max")
+
+
+def test_the_start_of_a_counter_does_not_move_when_the_first_runs_are_purged(world: World) -> None:
+    """A collector would take it for a reset, and count everything again."""
+    fill(world)
+    ((first,),) = world.control("SELECT extract(epoch FROM min(started_at)) * 1000000 FROM run")
+    starts = []
+    for change in ("DELETE FROM run WHERE state = 'done'", "DELETE FROM run"):
+        with world.conn, world.conn.cursor() as cursor:
+            add_up(cursor)
+        world.control(change)
+        with collector() as found:
+            send(world, f"http://{found.url}")
+        counter = points(found.metrics["backstop_sends"].sum)["orders", "sent"]
+        histogram = points(found.metrics["backstop_run_duration_seconds"].histogram)[
+            "done", "sweep"
+        ]
+        starts += [counter.start_time_unix_nano, histogram.start_time_unix_nano]
+    assert starts == [int(first) * 1000] * 4
 
 
 @pytest.mark.parametrize(

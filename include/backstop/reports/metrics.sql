@@ -86,5 +86,7 @@ SELECT topic, consumer_group, queue_id::text, coalesce(owner, ''), state, coales
 FROM watch_owner WHERE taken_at > clock_timestamp() - interval '1 hour'
 ORDER BY 1, 2, queue_id;
 
--- name: counted_since: nanoseconds of the epoch since which totals count: the first run that is known, else now
-SELECT (extract(epoch FROM coalesce(min(started_at), clock_timestamp())) * 1000000)::bigint * 1000 FROM run;
+-- name: counted_since: nanoseconds of the epoch since which totals count: as the watch wrote it down, until then the first run, else now
+SELECT (extract(epoch FROM coalesce(
+    (SELECT reached FROM watermark WHERE subject = 'totals count'), (SELECT min(started_at) FROM run), clock_timestamp())) * 1000000)::bigint
+    * 1000;

@@ -15,6 +15,7 @@ def add_up(cursor: Any) -> None:
     for query in (
         "add_up_tally",
         "add_up_totals",
+        "note_counted_since",
         "count_hour",
         "clear_hour",
         "forget_hours",

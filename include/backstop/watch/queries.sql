@@ -186,6 +186,13 @@ WITH taken AS (
 INSERT INTO total (metric, subject, outcome, bucket, number, seconds)
 SELECT metric, subject, outcome, bucket, sum(number), sum(seconds) FROM taken GROUP BY 1, 2, 3, 4;
 
+-- name: note_counted_since: from when on totals count, once: the first run, which retention takes away one day
+INSERT INTO watermark (subject, reached)
+SELECT 'totals count', min(started_at) FROM run
+WHERE NOT EXISTS (SELECT FROM watermark WHERE subject = 'totals count')
+HAVING min(started_at) IS NOT NULL
+ON CONFLICT (subject) DO NOTHING;
+
 -- name: count_hour: the deliveries that are open now, by verdict, as the counts of this hour
 INSERT INTO delivery_hour (hour, topic, consumer_group, verdict, deliveries)
 SELECT date_trunc('hour', clock_timestamp(), 'UTC'), topic, consumer_group, state, greatest(sum(number), 0)
