@@ -519,6 +519,48 @@ def test_progress_is_recorded_with_the_instant_after_it_was_read(
         assert recorded and all(at >= max(read) for (at,) in recorded), table
 
 
+def test_a_look_after_a_long_silence_leaves_what_the_next_one_settles_by(
+    postgres: Postgres, valkey: Valkey, spark: Any
+) -> None:
+    """Nobody looked for longer than progress_history: the newest look before still says what was passed a settle grace ago."""
+    groups = {
+        name: {"store": f"{name}_db", "duplicates": "guard", "progress": "received"}
+        for name in ("billing", "shipping")
+    }
+    with system(postgres, valkey, groups=groups) as world:
+
+        def look() -> tuple[str, str]:
+            world.rows("shop_a", "UPDATE message_stub SET next_check_at = now() - interval '1 s'")
+            run_once(world.settings, world.connections, lambda: spark, no_audit)
+            return verdicts(world)["lost", "shipping"]
+
+        world.sent("lost")
+        world.consume("billing")
+        world.pass_over("shipping")
+        assert look() == ("UNKNOWN", "progress_unknown")
+        # Ten minutes pass. There was a look before that one, too.
+        for table in ("progress", "progress_history"):
+            world.rows("control", f"UPDATE {table} SET recorded_at = now() - interval '10 min'")
+        world.rows(
+            "control",
+            """
+            INSERT INTO progress_history SELECT consumer_group, broker, topic, queue_id, epoch, next_offset, passed_until,
+                retry_pending, recorded_at - interval '10 min', run_id FROM progress_history;
+            DELETE FROM retry_place;
+            INSERT INTO retry_place SELECT 'shipping', 'embedded', 'orders', now() - m * interval '10 min', '{}'
+            FROM generate_series(1, 2) AS m""",
+        )
+        assert look() == ("LOST", "passed_over")
+        assert look() == ("LOST", "passed_over")
+        for table in ("progress_history", "retry_place"):
+            old = world.rows(
+                "control",
+                f"SELECT DISTINCT round(extract(epoch FROM now() - recorded_at) / 600) FROM {table}"
+                " WHERE consumer_group = 'shipping' AND recorded_at < now() - interval '5 min'",
+            )
+            assert old == [(1,)], table
+
+
 def test_a_dry_run_judges_and_promotes_nothing(world: System, reconcile: Any) -> None:
     key = world.sent("m-1")
     world.pass_over("billing")

@@ -156,12 +156,23 @@ WHERE NOT EXISTS (
 DELETE FROM delay_look WHERE topic = %(topic)s AND recorded_at < %(before)s;
 
 -- name: forget_retry_places: what no look can need any more
-DELETE FROM retry_place WHERE consumer_group = %(group)s AND topic = %(topic)s AND recorded_at < %(before)s;
+-- The newest of what is older stays, however old: it is what a look finds that comes long after the one before.
+DELETE FROM retry_place o WHERE o.consumer_group = %(group)s AND o.topic = %(topic)s AND o.recorded_at < %(before)s
+    AND EXISTS (
+        SELECT FROM retry_place n
+        WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s AND n.broker = o.broker
+            AND n.recorded_at > o.recorded_at AND n.recorded_at < %(before)s);
 
 -- name: forget_history: what no settled progress can need any more
+-- Of what is older, the newest of each queue stays, as above; and the newest that found the group's retry queue empty, at each broker:
+-- while messages wait in it, settled progress rests on when that was.
 DELETE FROM progress_history h WHERE h.consumer_group = %(group)s AND h.topic = %(topic)s AND h.recorded_at < %(before)s
-    -- While messages wait in the group's retry queue, settled progress rests on when that was last empty, at each broker.
+    AND EXISTS (
+        SELECT FROM progress_history n
+        WHERE n.consumer_group = %(group)s AND n.topic = %(topic)s AND n.broker = h.broker AND n.queue_id = h.queue_id
+            AND n.recorded_at > h.recorded_at AND n.recorded_at < %(before)s)
     AND h.recorded_at IS DISTINCT FROM (
         SELECT max(e.recorded_at) FROM progress_history e
         WHERE e.broker = h.broker AND e.consumer_group = %(group)s AND e.topic = %(topic)s AND e.retry_pending = 0
+            AND e.recorded_at < %(before)s
     );
