@@ -153,6 +153,20 @@ def test_what_happens_next_is_said_with_when_and_what_holds_it(
     assert says in next_step(judged, mode=mode, paused=paused, requests=requests)
 
 
+@pytest.mark.parametrize(
+    ("sends", "refusals", "says"),
+    [
+        (2, 2, "every send was refused by the broker (2 times)"),
+        (1, 0, "no copy went to the group: of 1 sends the broker refused 0, and the others were"),
+        (3, 1, "no copy went to the group: of 3 sends the broker refused 1, and the others were"),
+    ],
+)
+def test_no_send_to_another_group_is_called_refused(sends: int, refusals: int, says: str) -> None:
+    seen = {**JUDGED.evidence, "send_count": sends, "refusals": refusals}
+    judged = replace(JUDGED, verdict=Verdict.UNSENT, reason="refused", evidence=seen)
+    assert says in evidence(judged)
+
+
 @pytest.mark.parametrize("in_mass_loss", [True, False])
 def test_what_a_mass_loss_keeps_for_a_person_is_promised_to_nobody(in_mass_loss: bool) -> None:
     says = next_step(JUDGED, mode="repair", paused=None, requests=[], in_mass_loss=in_mass_loss)

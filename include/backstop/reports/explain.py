@@ -60,13 +60,21 @@ def evidence(judged: Judged) -> str:
         "no_duplicates_allowed": f"received and not finished ({log}); the group takes no duplicates",
         "redelivery_possible": f"received and not finished ({log}); the broker may still redeliver it",
         "never_sent": "it was never handed to the broker",
-        "refused": f"every send was refused by the broker ({e.get('refusals')} times)",
+        "refused": _refused(e),
         "not_stored": f"no send was acknowledged, {past}, and there is no log",
         "expired_in_broker": "the broker's retention removed it before the group came to it",
         "truncated": "the broker lost the end of the queue in which it lay",
         "passed_over": f"it was acknowledged, {past}, and there is no log",
     }
     return says.get(judged.reason) or _MISSING.get(judged.reason) or judged.verdict.sentence
+
+
+def _refused(e: Mapping[str, Any]) -> str:
+    """Of a delivery to whose group no copy can have come."""
+    sends, refusals = e.get("send_count"), e.get("refusals")
+    if sends == refusals:
+        return f"every send was refused by the broker ({refusals} times)"
+    return f"no copy went to the group: of {sends} sends the broker refused {refusals}, and the others were for other groups"
 
 
 def next_step(
