@@ -200,6 +200,36 @@ def test_where_promises_no_send_of_what_a_mass_loss_keeps_for_a_person(
     assert steps() == {"billing": reconciled, "shipping": reconciled}
 
 
+def test_where_promises_no_send_of_what_a_person_gave_up(world: World, cli: Cli) -> None:
+    consume(world, "lost", log=False)
+    case_id = open_one(world, "ramp_stopped")
+    world.run(
+        "control",
+        "INSERT INTO resend_request (shard, topic, message_id, send_number, groups, reason, requested_by, state, given_up_by,"
+        " given_up_groups) VALUES ('shop_a', 'orders', 'lost', 2, NULL, 'LOST', 'reconcile', 'not_needed', %s, '{billing}')",
+        (case_id,),
+    )
+    assert cli("where", "orders", "lost") == 0
+    assert f"next: nothing by itself: a person gave its resend up (case {case_id})" in cli.out
+    assert "next: the next reconcile asks for send 2" in cli.out  # of shipping
+
+
+def test_where_promises_no_send_of_what_may_have_a_forgotten_dead_letter(
+    world: World, cli: Cli
+) -> None:
+    world.stub("m", sends=1)
+    world.log("m", "billing", state="FAILED", moved="2 minutes")
+    (story,) = cli.json("where", "orders", "m")
+    (billing,) = (one for one in story["deliveries"] if one["consumer_group"] == "billing")
+    assert (billing["verdict"], billing["next_step"]) == (
+        "STALLED",
+        "the next reconcile asks for send 2",
+    )
+    world.run("control", "INSERT INTO watermark VALUES ('control restored', now())")
+    assert cli("where", "orders", "m") == 0
+    assert "may have forgotten a dead letter of it; a person decides" in cli.out
+
+
 def test_where_says_what_a_request_waits_for_while_its_ramp_holds_it(
     world: World, cli: Cli
 ) -> None:

@@ -40,7 +40,11 @@ OPEN = {
     "stopped": False,
     "not_before": AT,
     "claim_deadline": AT,
+    "requested_by": "reconcile",
+    "given_up_by": None,
+    "given_up_groups": None,
 }
+GIVEN_UP = {**OPEN, "state": "not_needed", "given_up_by": 9, "given_up_groups": ["billing"]}
 
 
 def reasons() -> list[str]:
@@ -151,6 +155,54 @@ def test_what_happens_next_is_said_with_when_and_what_holds_it(
     judged: Judged, mode: str, paused: str | None, requests: list[dict[str, object]], says: str
 ) -> None:
     assert says in next_step(judged, mode=mode, paused=paused, requests=requests)
+
+
+@pytest.mark.parametrize(
+    ("change", "is_given_up"),
+    [
+        ({}, True),
+        ({"given_up_groups": ["*"]}, True),
+        ({"send_number": 2}, True),
+        ({"given_up_groups": ["shipping"]}, False),
+    ],
+)
+@pytest.mark.parametrize("mode", ["repair", "observe"])
+def test_what_a_person_gave_up_is_promised_to_nobody(
+    change: dict[str, object], is_given_up: bool, mode: str
+) -> None:
+    """Also with another number: reconcile asks for no number of it."""
+    judged = replace(JUDGED, case_kind="overdue")
+    says = next_step(judged, mode=mode, paused=None, requests=[{**GIVEN_UP, **change}])
+    gave_up = (
+        "nothing by itself: a person gave its resend up (case 9), and only a person asks for it again"
+        "; a case asks a person (overdue)"
+    )
+    assert (says == gave_up) == is_given_up
+    again = {**OPEN, "send_number": 4, "requested_by": "case 10"}
+    says = next_step(judged, mode="repair", paused=None, requests=[{**GIVEN_UP, **change}, again])
+    assert says.startswith("send 4 (request 7) is claimed")
+
+
+@pytest.mark.parametrize(
+    ("requested_by", "is_sent"),
+    [
+        ("reconcile", False),
+        ("triage", False),
+        ("person ann (incident 7)", False),
+        ("case 1", True),
+        ("person ann", True),
+    ],
+)
+def test_what_a_restore_made_forget_a_dead_letter_of_is_sent_for_a_person_alone(
+    requested_by: str, is_sent: bool
+) -> None:
+    request = {**OPEN, "requested_by": requested_by}
+    for requests in ([], [request]):
+        says = next_step(JUDGED, mode="repair", paused=None, requests=requests, is_forgotten=True)
+        assert ("is claimed from" in says) == (is_sent and requests != [])
+        assert ("a person decides (backstop cases list --kind stalled" in says) != (
+            is_sent and requests != []
+        )
 
 
 @pytest.mark.parametrize(

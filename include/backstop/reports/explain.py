@@ -8,6 +8,7 @@ from typing import Any
 
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Verdict
+from backstop.requests.policy import is_by_person
 from backstop.verdicts.frames import instant
 
 _MISSING = {
@@ -23,7 +24,7 @@ _MISSING = {
     "undecidable": "the evidence fits no case",
 }
 _SPENT = {
-    "given_up": "a person was asked, and has not decided yet",
+    "given_up": "its stub is exhausted: a person decides what becomes of it",
     "sends_used": "its budget of sends is used up",
     "refused": "the broker refused it as often as is allowed",
     "too_old": "it is older than the replay horizon",
@@ -84,8 +85,10 @@ def next_step(
     paused: str | None,
     requests: Sequence[Mapping[str, Any]],
     in_mass_loss: bool = False,
+    is_forgotten: bool = False,
 ) -> str:
-    """What happens next to this delivery, and when. `in_mass_loss`: a person is asked about it as one of a mass loss, or left it."""
+    """What happens next to this delivery, and when. `in_mass_loss`: a person is asked about it as one of a mass loss, or left it.
+    `is_forgotten`: as evidence/forgotten.py."""
     if judged.verdict in (Verdict.CONFIRMED, Verdict.VOIDED):
         return "nothing: it is done"
     for request in requests:
@@ -93,6 +96,12 @@ def next_step(
             continue
         if request["groups"] is not None and judged.consumer_group not in request["groups"]:
             continue
+        if (
+            is_forgotten
+            and request["state"] == "open"
+            and not is_by_person(request["requested_by"])
+        ):
+            continue  # its claim finds that only a person may send it
         send = f"send {request['send_number']} (request {request['request_id']})"
         if request["state"] == "claimed":
             return f"{send} is under way until {_moment(request['claim_deadline'])}"
@@ -108,8 +117,16 @@ def next_step(
         if request["held"]:
             return f"{send} waits until a resend run releases it: the topic is resent in steps"
         return f"{send} is claimed from {_moment(request['not_before'])} on"
+    asks = f"; a case asks a person ({judged.case_kind})" if judged.case_kind else ""
     if judged.verdict is Verdict.EXHAUSTED:
-        return "a person decides (backstop cases list)"
+        return "a person decides (backstop cases list --kind exhausted --all)"
+    if judged.eligible and (case_id := _gave_up(judged.consumer_group, requests)) is not None:
+        return f"nothing by itself: a person gave its resend up (case {case_id}), and only a person asks for it again{asks}"
+    if judged.eligible and is_forgotten:
+        return (
+            "nothing by itself: the control database was restored, and may have forgotten a dead letter of it; a person decides"
+            " (backstop cases list --kind stalled --all)"
+        )
     if judged.eligible and mode != "repair":
         return f"nothing is sent: the topic is in mode {mode}"
     if judged.eligible and in_mass_loss:
@@ -118,10 +135,17 @@ def next_step(
         return f"the next reconcile asks for send {judged.send_count + 1}" + (
             f"; it then waits: sending is paused ({paused})" if paused is not None else ""
         )
-    asks = f"; a case asks a person ({judged.case_kind})" if judged.case_kind else ""
     if judged.next_look_at is None:
         return "nothing by itself" + asks
     return f"looked at again from {_moment(judged.next_look_at)} on{asks}"
+
+
+def _gave_up(group: str, requests: Sequence[Mapping[str, Any]]) -> int | None:
+    """The case by which a person gave the message's resend up for this group, whatever its number; None: nobody did."""
+    for request in requests:
+        if {group, "*"} & set(request["given_up_groups"] or ()):
+            return int(request["given_up_by"])
+    return None
 
 
 def _at(micros: Any) -> str:

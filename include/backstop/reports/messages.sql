@@ -4,7 +4,8 @@
 SELECT r.request_id, r.send_number, r.groups, r.reason, r.requested_by, r.route, r.state, r.held,
     EXISTS (SELECT 1 FROM resend_batch b WHERE b.topic = r.topic AND b.state = 'stopped' AND (r.held OR b.batch_id = r.batch_id))
         AS stopped,
-    r.not_before, r.claim_deadline, r.run_id, r.closed_by_run, r.error, r.created_at, r.updated_at
+    r.not_before, r.claim_deadline, r.run_id, r.closed_by_run, r.error, r.given_up_by, r.given_up_groups,
+    r.created_at, r.updated_at
 FROM resend_request r WHERE r.topic = %(topic)s AND r.message_id = %(message_id)s ORDER BY r.send_number;
 
 -- name: decisions_of_message: what people gave up of it

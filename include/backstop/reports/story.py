@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backstop.control.read_rows import read
+from backstop.evidence.forgotten import FORGOTTEN
 from backstop.evidence.judge_by_key import Judge, Judged
 from backstop.model.errors import Unavailable
 from backstop.model.records import Attempt, Key, LogRow, Stub
@@ -81,6 +82,9 @@ def tell(
             setattr(story, name, rows)
         story.letters = letters_of_message(control, topic, key.message_id)
         mode = judge.settings.topics[topic].mode if topic in judge.settings.topics else "observe"
+        forgotten = {
+            one.consumer_group for one in seen.verdicts.get(key, ()) if one.reason == FORGOTTEN
+        }
         # Reconcile quarantines an id that is on two shards: a verdict by the first one's stub would promise what never happens.
         for judged in by_key.get(key, ()) if len(story.shards) < 2 else ():
             story.deliveries.append(
@@ -96,6 +100,7 @@ def tell(
                         paused=paused.get(topic, paused.get("*")),
                         requests=story.requests,
                         in_mass_loss=(key.message_id, judged.consumer_group) in mass_losses,
+                        is_forgotten=judged.consumer_group in forgotten,
                     ),
                     logs.get((judged.consumer_group, key)),
                 )
