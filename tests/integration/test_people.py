@@ -260,6 +260,12 @@ def test_a_person_ends_no_pause_of_a_topic_that_their_settings_leave_out(
             "control",
             "INSERT INTO case_file (kind, topic, summary, state) VALUES ('unknown', 'orders', 's', 'closed')",
         ),
+        (
+            "control",
+            "INSERT INTO incident (run_id, wanted, planned_by, why, given) VALUES (1, '{}', 'ann', 'w', '{}')",
+        ),
+        ("control", "UPDATE run SET dry_run = false"),
+        ("control", "UPDATE run SET scope = '*'"),
         ("control", "UPDATE progress SET next_offset = 0"),
         ("control", "DELETE FROM erasure"),
         ("producer_a", "UPDATE message_stub SET send_count = 0"),

@@ -15,7 +15,14 @@ from urllib.parse import urlsplit
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
 from backstop.schema.cannot_grant import cannot_grant
-from backstop.schema.revisions import IN_MARIADB, head, revisions, version_table
+from backstop.schema.revisions import (
+    IN_MARIADB,
+    head,
+    require_known,
+    revisions,
+    version_table,
+)
+from backstop.schema.take_back import take_back
 from backstop.sql.mysql import connect, driver, read_mysql_url
 from backstop.sql.named import read_sql
 
@@ -49,12 +56,7 @@ def migrate(url: str, role: str) -> list[str]:
     known, table = revisions(_name_of(role)), version_table(role)
     with _connected(url, role) as cursor, _alone(cursor, role):
         before = _revision(cursor, role)
-        if before is not None and before not in known:
-            raise StoreUnavailable(
-                f"The {role} database is at revision {before}, which this program does not know.",
-                unaffected="Nothing was changed.",
-                next_step="Install the version of Backstop that made it, or a later one.",
-            )
+        require_known(before, role, known)
         coming = [revision for revision in known if before is None or revision > before]
         for revision in coming:
             for statement in _statements(known[revision]):
@@ -82,12 +84,15 @@ def current(url: str, role: str) -> str | None:
 
 
 def grant(url: str, role: str) -> None:
-    """Make the roles where they are missing and give each its least privileges; safe to run twice. Raises StoreUnavailable when
-    the login may not: then a DBA runs `grants_sql`."""
+    """Make the roles where they are missing and give each its least privileges, and no others on Backstop's own tables; safe to run
+    twice. Raises StoreUnavailable when the login may not (then a DBA runs `grants_sql`, which takes nothing back), or when a later
+    version made the schema, which grants more."""
     statements = list(_statements(grants_sql(role)))
     with _connected(url, role, cannot_grant) as cursor, _alone(cursor, role):
+        require_known(_revision(cursor, role), role, revisions(_name_of(role)))
         for statement in statements:
             cursor.execute(statement)
+        take_back(cursor, role, statements)
 
 
 def grants_sql(role: str) -> str:

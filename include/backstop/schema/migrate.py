@@ -20,7 +20,14 @@ from backstop.schema import mariadb
 from backstop.schema.build_indexes import build_indexes, without_indexes_there
 from backstop.schema.cannot_grant import cannot_grant
 from backstop.schema.change_tables import change_tables, without_changes_there
-from backstop.schema.revisions import IN_MARIADB, head, revisions, version_table
+from backstop.schema.revisions import (
+    IN_MARIADB,
+    head,
+    require_known,
+    revisions,
+    version_table,
+)
+from backstop.schema.take_back import take_back_sql
 from backstop.sql.connection import NOT_A_URL, read_url
 from backstop.sql.named import read_sql
 from backstop.sql.own_session import WHAT_TO_DO, WHY, shares_sessions
@@ -54,12 +61,7 @@ def migrate(url: str, role: str) -> list[str]:
         cursor.execute(_LIMITS)
         cursor.execute(_lock(role))
         before = _revision(cursor, role)
-        if before is not None and before not in known:
-            raise StoreUnavailable(
-                f"The {role} database is at revision {before}, which this program does not know.",
-                unaffected="Nothing was changed.",
-                next_step="Install the version of Backstop that made it, or a later one.",
-            )
+        require_known(before, role, known)
         coming = {
             revision: sql for revision, sql in known.items() if before is None or revision > before
         }
@@ -124,15 +126,16 @@ def is_newer(url: str, role: str) -> bool:
 
 
 def grant(url: str, role: str) -> None:
-    """Make the roles where they are missing and give each its least privileges; safe to run twice and at
-    once.
+    """Make the roles where they are missing and give each its least privileges, and no others on Backstop's own objects, in one
+    transaction; safe to run twice and at once.
 
-    Raises StoreUnavailable when the login may not: then a DBA runs `grants_sql`.
+    Raises StoreUnavailable when the login may not (then a DBA runs `grants_sql`), or when a later version made the schema, which
+    grants more.
     """
     if mariadb.is_mariadb(url):
         mariadb.grant(url, role)
         return
-    statement = grants_sql(role)
+    statement = _grants(role)
     with (
         _connected(url, role, cannot_grant) as connection,
         connection,
@@ -144,13 +147,17 @@ def grant(url: str, role: str) -> None:
         cursor.execute(_OWNS, (version_table(role),))
         if cursor.fetchone() == (False,):
             raise cannot_grant(role, "this login does not own its tables")
+        require_known(_revision(cursor, role), role, revisions(role))
         cursor.execute(statement)
 
 
 def grants_sql(role: str) -> str:
-    """The roles and privileges of one database role as text, for a DBA; run it after the schema."""
-    revisions(role)  # refuses an unknown role
-    return read_sql("backstop.schema", f"{role}/privileges.sql")
+    """The roles and privileges of one database role as text, for a DBA: one transaction; run it after the schema."""
+    return "\n\n".join(["BEGIN;", f"{_lock(role)};", _grants(role).rstrip(), "COMMIT;"]) + "\n"
+
+
+def _grants(role: str) -> str:
+    return f"{take_back_sql(role)}\n{read_sql('backstop.schema', f'{role}/privileges.sql')}"
 
 
 def _lock(role: str) -> str:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from importlib.resources import files
 
-from backstop.model.errors import ConfigurationError
+from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.sql.named import read_sql
 
 ROLES = ("producer", "consumer", "control")
@@ -44,3 +45,13 @@ def whole(role: str) -> str:
 def version_table(role: str) -> str:
     """Where the applied revision is kept; a name of its own, so that it cannot meet a host application's."""
     return f"backstop_{role}_version"
+
+
+def require_known(revision: str | None, role: str, known: Collection[str]) -> None:
+    """Raises StoreUnavailable for the revision of a schema that a later version of Backstop made."""
+    if revision is not None and revision not in known:
+        raise StoreUnavailable(
+            f"The {role} database is at revision {revision}, which this program does not know.",
+            unaffected="Nothing was changed.",
+            next_step="Install the version of Backstop that made it, or a later one.",
+        )

@@ -23,8 +23,11 @@ $$;
 -- function of a narrower type before the server's own. PostgreSQL before 15 lets everybody make them.
 DO $$
 BEGIN
-    IF pg_catalog.has_schema_privilege('public', current_schema(), 'CREATE') THEN
-        EXECUTE pg_catalog.format('REVOKE CREATE ON SCHEMA %I FROM PUBLIC', current_schema());
+    IF EXISTS (
+        SELECT FROM pg_catalog.unnest(ARRAY['public', 'backstop_duty', 'backstop_person', 'backstop_reader']::name[]) AS h (holder)
+        WHERE pg_catalog.has_schema_privilege(h.holder, current_schema(), 'CREATE')) THEN
+        EXECUTE pg_catalog.format(
+            'REVOKE CREATE ON SCHEMA %I FROM PUBLIC, backstop_duty, backstop_person, backstop_reader', current_schema());
     END IF;
     IF pg_catalog.has_schema_privilege('public', current_schema(), 'CREATE') THEN
         RAISE WARNING 'everybody may make objects in the schema %: its owner runs REVOKE CREATE ON SCHEMA % FROM PUBLIC',
@@ -77,13 +80,11 @@ GRANT SELECT ON
     TO backstop_person;
 GRANT INSERT, UPDATE ON duty_lease TO backstop_person;
 -- Which message was withdrawn or edited is not theirs to change.
-REVOKE INSERT, UPDATE ON withdrawal, message_version FROM backstop_person;
 GRANT INSERT (shard, topic, message_id, case_id, decided_by, why, applied_at),
     UPDATE (case_id, decided_by, why, begun_at, applied_at) ON withdrawal TO backstop_person;
 GRANT INSERT (shard, topic, message_id, content_version, content, case_id, written_by, why),
     UPDATE (shard, content, case_id, written_by, why, written_at, carried_out) ON message_version TO backstop_person;
 -- What a case is about, and which deliveries are in it since when, is not theirs to change: others decide by it.
-REVOKE INSERT, UPDATE ON case_file, case_member, case_note, alert, proposal, resend_request FROM backstop_person;
 GRANT INSERT (kind, topic, consumer_group, subject, severity, summary, evidence, opened_by_run) ON case_file TO backstop_person;
 GRANT UPDATE (severity, state, summary, evidence, opened_at, last_seen_at, decision, decided_by, decided_at, why, closed_at, reopened,
     intention) ON case_file TO backstop_person;
@@ -99,8 +100,6 @@ GRANT INSERT (case_id, action, who, why, options, content) ON proposal TO backst
 GRANT INSERT (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
     ON resend_request TO backstop_person;
 GRANT INSERT ON incident_delivery, pause, drained_broker TO backstop_person;
--- The duties' runs note since when a group owes a topic, and begin batches.
-REVOKE INSERT ON owed_since, resend_batch FROM backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal, case_member TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, asked_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
@@ -160,7 +159,6 @@ BEGIN
         WHERE t.relkind = 'r' AND has_table_privilege('backstop_duty', t.oid, 'SELECT')
         GROUP BY t.relname
     LOOP
-        EXECUTE pg_catalog.format('REVOKE SELECT ON %I FROM backstop_reader', readable.relname);
         IF readable.columns IS NOT NULL THEN
             EXECUTE pg_catalog.format('GRANT SELECT (%s) ON %I TO backstop_reader', readable.columns, readable.relname);
         END IF;

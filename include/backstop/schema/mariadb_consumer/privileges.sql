@@ -1,6 +1,6 @@
 -- Least privileges in a consumer database in MariaDB, safe to run twice: roles, which a platform grants to its logins. They count
 -- only for a login whose default role they are: SET DEFAULT ROLE backstop_consumer FOR billing;
--- Run it as an administrator, in the database of the tables.
+-- Run it as an administrator, in the database of the tables. It revokes nothing: `backstop migrate --grants` does.
 CREATE ROLE IF NOT EXISTS backstop_consumer;
 CREATE ROLE IF NOT EXISTS backstop_duty;
 CREATE ROLE IF NOT EXISTS backstop_person;
