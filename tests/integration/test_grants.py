@@ -91,15 +91,16 @@ CONTROL: Writes = {
         "case_note": "INSERT (case_id, note, written_by)",
         "dead_letter": "UPDATE (barred, case_id, closed_at, decided_at, decided_by, decision, left_in_case, look_at, proof, reason,"
         " send_number, shard, state)",
-        "delivery_decision": "INSERT",
-        "drained_broker": "INSERT",
+        "delivery_decision": "INSERT (case_id, consumer_group, decided_by, decision, message_id, topic, why)",
+        "drained_broker": "INSERT (broker, case_id, stated_by, topic, why)",
         "duty_lease": ALL,
         "incident": "INSERT (planned_by, run_id, wanted, why),"
         " UPDATE (approved_at, approved_by, left_out, paced_until, too_wide, whole)",
-        "incident_delivery": "INSERT, UPDATE (asked_at, left_out, letters, seen)",
+        "incident_delivery": "INSERT (consumer_group, letters, message_id, place, reason, route, run_id, seen, send_number, shard,"
+        " topic), UPDATE (asked_at, left_out, letters, seen)",
         "message_version": "INSERT (case_id, content, content_version, message_id, shard, topic, why, written_by),"
         " UPDATE (carried_out, case_id, content, shard, why, written_at, written_by)",
-        "pause": "DELETE, INSERT",
+        "pause": "DELETE, INSERT (paused_by, topic, why)",
         "proposal": "INSERT (action, case_id, content, options, who, why), UPDATE (content, ended_at, ended_by, how)",
         "queue_epoch": "UPDATE (accepted)",
         "resend_batch": "UPDATE (ended_at, pardoned, state)",

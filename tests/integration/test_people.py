@@ -262,7 +262,26 @@ def test_a_person_ends_no_pause_of_a_topic_that_their_settings_leave_out(
         ),
         (
             "control",
+            "INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, decided_by, why, decided_at)"
+            " VALUES ('orders', 'd', 'billing', 'discard', 'ann', 'w', now())",
+        ),
+        (
+            "control",
+            "INSERT INTO incident_delivery (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason,"
+            " asked_at) VALUES (1, 1, 's', 'orders', 'a', 'billing', 1, 'topic', 'r', now())",
+        ),
+        (
+            "control",
             "INSERT INTO incident (run_id, wanted, planned_by, why, given) VALUES (1, '{}', 'ann', 'w', '{}')",
+        ),
+        (
+            "control",
+            "INSERT INTO pause (topic, paused_by, why, paused_at) VALUES ('t', 'ann', 'w', now())",
+        ),
+        (
+            "control",
+            "INSERT INTO drained_broker (topic, broker, case_id, stated_by, why, stated_at)"
+            " VALUES ('orders', 'b', 1, 'ann', 'w', now())",
         ),
         ("control", "UPDATE run SET dry_run = false"),
         ("control", "UPDATE run SET scope = '*'"),

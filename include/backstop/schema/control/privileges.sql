@@ -92,14 +92,18 @@ GRANT INSERT (case_id, shard, topic, message_id, consumer_group) ON case_member 
 GRANT UPDATE (settled_at, added_at) ON case_member TO backstop_person;
 GRANT INSERT (duty, scope, token, dry_run, no_send, policy_version, code_version) ON run TO backstop_person;
 GRANT UPDATE (state, heartbeat_at, finished_at, error, counts, phases, only_ids, phase, phase_done, phase_of) ON run TO backstop_person;
-GRANT INSERT ON delivery_decision TO backstop_person;
+-- When somebody decided, paused or stated something, and what a plan has asked for, the database says.
+GRANT INSERT (topic, message_id, consumer_group, decision, case_id, decided_by, why) ON delivery_decision TO backstop_person;
+GRANT INSERT (topic, paused_by, why) ON pause TO backstop_person;
+GRANT INSERT (topic, broker, case_id, stated_by, why) ON drained_broker TO backstop_person;
+GRANT INSERT (run_id, place, shard, topic, message_id, consumer_group, send_number, route, reason, letters, seen)
+    ON incident_delivery TO backstop_person;
 GRANT INSERT (run_id, wanted, planned_by, why) ON incident TO backstop_person;
 GRANT INSERT (case_id, written_by, note) ON case_note TO backstop_person;
 GRANT INSERT (case_id, dedup_key, severity, title, body) ON alert TO backstop_person;
 GRANT INSERT (case_id, action, who, why, options, content) ON proposal TO backstop_person;
 GRANT INSERT (shard, topic, message_id, send_number, groups, reason, requested_by, route, held, run_id)
     ON resend_request TO backstop_person;
-GRANT INSERT ON incident_delivery, pause, drained_broker TO backstop_person;
 GRANT DELETE ON duty_lease, pause, withdrawal, case_member TO backstop_person;
 GRANT UPDATE (shard, groups, reason, requested_by, asked_by, route, held, run_id, state, not_before, closed_by_run, error, batch_id,
     step, given_up_by, given_up_groups, created_at, updated_at) ON resend_request TO backstop_person;
