@@ -414,6 +414,12 @@ def test_beside_tables_a_role_holds_what_is_listed_here_and_nothing_else(
         " AND (prosecdef OR proname = 'forget_decisions') AND has_function_privilege('public', oid, 'EXECUTE')",
     )
     assert closed == []
+    # And none finds an operator or a function by its caller's path.
+    found = run(
+        url,
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace AND proconfig IS NULL",
+    )
+    assert found == []
 
 
 MARIADB_EXTRA = {

@@ -483,6 +483,10 @@ def test_what_a_person_changes_by_sql_beside_the_program_is_in_the_log(
         ("UPDATE case_file SET summary = 'nothing' WHERE case_id = 2", "case 2"),
         ("UPDATE case_file SET why = 'another' WHERE case_id = 3", "case 3"),
         (
+            "INSERT INTO case_file (kind, topic, summary) VALUES ('new_epoch', 'orders', 'accept it')",
+            "case 4",
+        ),
+        (
             "INSERT INTO case_member (case_id, shard, topic, message_id) VALUES (2, 'shop_a', 'refunds', 'b')",
             "case 2",
         ),
@@ -528,10 +532,9 @@ def test_what_a_person_changes_by_sql_beside_the_program_is_in_the_log(
         assert "'x'" not in str(world.control("SELECT details FROM decision_log")), "no content"
     with ann, ann.cursor() as cursor:
         cursor.execute("UPDATE case_member SET added_at = '2001-01-01'")
-    assert (
-        world.control("SELECT 1 FROM case_member WHERE added_at < now() - interval '1 minute'")
-        == []
-    ), "it joins now"
+        cursor.execute("UPDATE case_member SET settled_at = '9999-01-01'")
+    recent = "added_at > now() - interval '1 minute', settled_at <= now()"
+    assert world.control(f"SELECT {recent} FROM case_member") == [(True, True)], "both are now"
     # The duties' own logins change all of it as before.
     world.control("TRUNCATE decision_log, decision_checkpoint; UPDATE case_file SET summary = 's2'")
     assert world.control(LOG) == []
