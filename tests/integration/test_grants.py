@@ -105,7 +105,7 @@ CONTROL: Writes = {
         "queue_epoch": "UPDATE (accepted)",
         "resend_batch": "UPDATE (ended_at, pardoned, state)",
         "resend_request": "INSERT (groups, held, message_id, reason, requested_by, route, run_id, send_number, shard, topic),"
-        " UPDATE (batch_id, closed_by_run, created_at, error, given_up_by, given_up_groups, groups, held, not_before, reason,"
+        " UPDATE (asked_by, batch_id, closed_by_run, created_at, error, given_up_by, given_up_groups, groups, held, not_before, reason,"
         " requested_by, route, run_id, shard, state, step, updated_at)",
         "run": "INSERT (code_version, dry_run, duty, no_send, policy_version, scope, token),"
         " UPDATE (counts, error, finished_at, heartbeat_at, only_ids, phase, phase_done, phase_of, phases, state)",
