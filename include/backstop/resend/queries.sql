@@ -36,9 +36,11 @@ WITH wanted AS (
 SELECT EXISTS (SELECT 1 FROM resend_request AS r JOIN wanted USING (topic)
         WHERE r.state = 'open' AND NOT r.held AND r.not_before <= clock_timestamp()
             AND NOT EXISTS (SELECT 1 FROM resend_batch AS b WHERE b.batch_id = r.batch_id AND b.state = 'stopped'))
-    OR EXISTS (SELECT 1 FROM resend_request AS r JOIN wanted USING (topic)
-        WHERE r.state = 'open' AND r.held AND r.not_before <= clock_timestamp()
-            AND NOT EXISTS (SELECT 1 FROM resend_batch AS b WHERE b.topic = r.topic AND b.state = 'stopped'))
+    -- By topic: behind a stopped batch a million may be held.
+    OR EXISTS (SELECT 1 FROM wanted AS w
+        WHERE NOT EXISTS (SELECT 1 FROM resend_batch AS b WHERE b.topic = w.topic AND b.state = 'stopped')
+            AND EXISTS (SELECT 1 FROM resend_request AS r
+                WHERE r.topic = w.topic AND r.state = 'open' AND r.held AND r.not_before <= clock_timestamp()))
     OR EXISTS (SELECT 1 FROM resend_request AS r JOIN wanted USING (topic)
         WHERE r.state = 'claimed' AND r.claim_deadline <= clock_timestamp())
     OR EXISTS (SELECT 1 FROM resend_batch AS b JOIN wanted USING (topic) WHERE b.state = 'ramping');
