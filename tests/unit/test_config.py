@@ -206,6 +206,16 @@ def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed(
     assert len(lines) == 7
 
 
+def test_no_for_duplicates_may_be_written_without_quotes() -> None:
+    """YAML reads it as false."""
+    text = yaml.safe_dump(SMALLEST).replace(
+        "store: billing_db", "store: billing_db\n    duplicates: no"
+    )
+    assert "duplicates: no" in text
+    assert {group.duplicates for group in parse(text).groups.values()} == {"no"}
+    assert refused(changed(("groups/billing/duplicates", True)))
+
+
 def test_names_must_be_those_of_something_configured() -> None:
     lines = refused(
         changed(

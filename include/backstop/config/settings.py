@@ -215,11 +215,18 @@ class RedisGuardSettings(_Frozen):
     policy: Policy = Policy()
 
 
+def _no_as_written(value: Any) -> Any:
+    """YAML reads an unquoted `no` as false."""
+    return "no" if value is False else value
+
+
 class GroupSettings(_Frozen):
     """One consumer group."""
 
     store: Name = Field(description="the consumer database that holds its logs")
-    duplicates: Literal["guard", "declared_safe", "no"] = Field(
+    duplicates: Annotated[
+        Literal["guard", "declared_safe", "no"], BeforeValidator(_no_as_written)
+    ] = Field(
         default="no",
         description="what a second copy does to it; `guard` needs our client or the wire contract",
     )
