@@ -191,7 +191,7 @@ def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed(
     assert any(
         line.startswith("policy.lease: 'soon'; allowed: a number with a unit") for line in lines
     )
-    assert "policy.max_sends: 0; allowed: greater than or equal to 1" in lines
+    assert "policy.max_sends: 0; allowed: at least 1" in lines
     assert (
         "policy.bakcoff_base: no such setting; allowed: backoff_base (did you mean that?)" in lines
     )
@@ -204,6 +204,85 @@ def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed(
         in lines
     )
     assert len(lines) == 7
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "line"),
+    [
+        (
+            "brokers/main",
+            ["x"],
+            "brokers.main: (not shown); allowed: a mapping, as {name: value} or {}",
+        ),
+        ("brokers/main/kind", None, "brokers.main.kind: null; allowed: text"),
+        (
+            "brokers/main/options",
+            {"visibility": [1]},
+            "brokers.main.options.visibility: (not shown); allowed: a number, a text, true or false",
+        ),
+        (
+            "topics/orders/groups",
+            "billing",
+            "topics.orders.groups: 'billing'; allowed: a list of names, or a mapping with settings for each, as {billing: {}}",
+        ),
+        (
+            "topics/orders/groups",
+            {"billing": {"tags": "eu"}, "shipping": {}},
+            "topics.orders.groups.billing.tags: (not shown); allowed: a list, as [value, value]",
+        ),
+        (
+            "groups/billing/active_from",
+            "2026-11-21",
+            "groups.billing.active_from: '2026-11-21'; allowed: an instant with its zone, as 2026-11-21T02:00Z",
+        ),
+        ("policy/blast_share", 5, "policy.blast_share: 5; allowed: at most 1"),
+        ("policy/rate_limit", 0, "policy.rate_limit: 0; allowed: more than 0"),
+        (
+            "retention/window",
+            "1-5",
+            "retention.window: '1-5'; allowed: two times of a day in UTC, as 01:00-05:00",
+        ),
+        ("alerts/timeout", "2h", "alerts.timeout: '2h'; allowed: 100ms to 1m"),
+        ("people/deciders", [], "people.deciders: (not shown); allowed: at least one entry"),
+        (
+            "people/deciders",
+            [7],
+            'people.deciders.0: 7; allowed: an id as text, in quotes: "7", or {id: "7", name: the login}',
+        ),
+        (
+            "people/deciders",
+            [{"id": 7, "name": "ann"}],
+            "people.deciders.0.id: 7; allowed: text, in quotes",
+        ),
+        (
+            "people/second_person",
+            ["edits"],
+            "people.second_person.0: 'edits'; allowed: 'edit', 'void', 'raise', 'discard', 'resend', 'replay', 'replay_sample', "
+            "'edit_head', 'discard_head', 'discard_key' or 'full_replay'",
+        ),
+        (
+            "producers/shop/level",
+            "publish",
+            "producers.shop.level: 'publish'; allowed: observe: `level` is for kind mapped alone; Backstop's own tables are repaired "
+            "by topics.mode",
+        ),
+        (
+            "foreign_leases",
+            {"old": {"connection": "x", "group": "billing"}},
+            "foreign_leases.old.kind: missing; allowed: one of dedup_listener_mysql, dedup_listener_redis, plain_keys",
+        ),
+        (
+            "foreign_leases",
+            {"old": {"kind": "plain", "connection": "x", "group": "billing"}},
+            "foreign_leases.old.kind: 'plain'; allowed: one of dedup_listener_mysql, dedup_listener_redis, plain_keys",
+        ),
+    ],
+)
+def test_a_wrong_value_is_one_line_in_the_words_of_the_file(
+    path: str, value: object, line: str
+) -> None:
+    """Not in Python's, nor a line for each type that would have fitted."""
+    assert refused(changed((path, value))) == [line]
 
 
 def test_no_for_duplicates_may_be_written_without_quotes() -> None:
@@ -351,7 +430,9 @@ def test_a_duty_on_demand_may_be_as_old_as_its_safety_interval() -> None:
     from_mapping(changed(("watch", {"allowed_age": {"sweep": "46m"}})))
     for age in ("44m", "45m"):
         [line] = refused(changed(("watch", {"allowed_age": {"sweep": age}})))
-        assert line.startswith(f"watch.allowed_age.sweep: {age}; allowed: > schedule."), line
+        assert line.startswith(f"watch.allowed_age.sweep: {age}; allowed: more than schedule."), (
+            line
+        )
 
 
 def test_a_group_that_ends_when_it_begins_is_refused() -> None:
@@ -530,7 +611,7 @@ def test_one_person_who_is_named_twice_is_not_two(deciders: list[Any]) -> None:
     [
         ({"safety_interval": 0}, "schedule.safety_interval: 0; allowed: at least 1s"),
         ({"watch_interval": "0.5s"}, "schedule.watch_interval: '0.5s'; allowed: at least 1s"),
-        ({"on_demand": "false"}, "schedule.on_demand: 'false'; allowed: a valid boolean"),
+        ({"on_demand": "false"}, "schedule.on_demand: 'false'; allowed: true or false"),
     ],
 )
 def test_a_schedule_that_dag_files_would_read_otherwise_is_refused(
@@ -697,7 +778,9 @@ def test_the_smallest_file_of_the_how_to_is_accepted() -> None:
 
 def test_a_publish_may_not_take_longer_than_the_rule_counts_on() -> None:
     (line,) = refused(changed(("brokers/main/options", {"send_timeout": 3600})))
-    assert line.startswith("brokers.main.options.send_timeout: 1h; allowed: <= max_send_duration")
+    assert line.startswith(
+        "brokers.main.options.send_timeout: 1h; allowed: at most max_send_duration"
+    )
     from_mapping(changed(("brokers/main/options", {"send_timeout": 30})))
 
 

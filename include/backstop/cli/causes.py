@@ -125,15 +125,22 @@ def _rules_in(file: Path) -> list[dict[str, Any]]:
     import yaml
     from pydantic import ValidationError
 
+    from backstop.config.load import yaml_place
     from backstop.config.settings import DeadLetterSettings
     from backstop.model.errors import ConfigurationError
 
-    kept, next_step = "Nothing was changed.", "Write them as in docs/how-to/causes.md."
+    kept, next_step = "Nothing was changed.", "Write the rules as in docs/how-to/causes.md."
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except yaml.YAMLError as error:
         raise ConfigurationError(
-            f"{file} cannot be read: {type(error).__name__}.", unaffected=kept, next_step=next_step
+            f"{file} is not YAML: {yaml_place(error)}.", unaffected=kept, next_step=next_step
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}.",
+            unaffected=kept,
+            next_step="Name a file with `rules:`, as in docs/how-to/causes.md.",
         ) from error
     if isinstance(content, dict) and isinstance(content.get("dead_letters"), dict):
         content = content["dead_letters"]

@@ -18,7 +18,8 @@ SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 NOTIFY = "notify"
 """The channel that `notify.url` makes."""
 
-_Channel = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,60}$")]
+CHANNEL = r"^[A-Za-z0-9_.\-]{1,60}$"
+_Channel = Annotated[str, Field(pattern=CHANNEL)]
 
 
 class _Frozen(BaseModel):
@@ -49,7 +50,7 @@ class EscalateSettings(_Frozen):
     @classmethod
     def _ascend(cls, steps: tuple[timedelta, ...]) -> tuple[timedelta, ...]:
         if any(later <= earlier for earlier, later in pairwise((timedelta(0), *steps))):
-            raise PydanticCustomError("steps", "each step must be longer than the one before")
+            raise PydanticCustomError("steps", "steps each longer than the one before")
         return steps
 
 
@@ -89,5 +90,5 @@ class AlertsSettings(_Frozen):
     @classmethod
     def _some_time(cls, timeout: timedelta) -> timedelta:
         if not timedelta(seconds=0.1) <= timeout <= timedelta(minutes=1):
-            raise PydanticCustomError("timeout", "allowed: 100ms to 1m")
+            raise PydanticCustomError("timeout", "100ms to 1m")
         return timeout

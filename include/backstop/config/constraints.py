@@ -68,7 +68,7 @@ def _references(settings: Settings) -> Iterator[Problem]:
             yield Problem(
                 f"brokers.{name}.options.send_timeout",
                 written(written_limit),
-                f"<= max_send_duration of its topics ({written(longest)}): a later store would come after it was called lost",
+                f"at most max_send_duration of its topics ({written(longest)}): a later store would come after it was called lost",
             )
     if (
         settings.people.second_person
@@ -85,7 +85,7 @@ def _references(settings: Settings) -> Iterator[Problem]:
         for duty in ("reconcile", "resend", "sweep", "triage"):
             allowed = settings.watch.allowed_age.get(duty)
             if allowed is not None and allowed <= safety:
-                says = f"> schedule.safety_interval ({written(safety)}): an idle duty succeeds no more often"
+                says = f"more than schedule.safety_interval ({written(safety)}): an idle duty succeeds no more often"
                 yield Problem(f"watch.allowed_age.{duty}", written(allowed), says)
     for place, rule in enumerate(settings.people.rules):
         takes_two = set(get_args(TakesTwo)) & set(settings.people.second_person)

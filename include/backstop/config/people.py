@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from unicodedata import normalize
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from backstop.config.durations import Duration
 
@@ -63,6 +64,9 @@ class Decider(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            says = f'an id as text, in quotes: "{value}", or {{id: "{value}", name: the login}}'
+            raise PydanticCustomError("decider", "{says}", {"says": says})
         return {"id": value} if isinstance(value, str) else value
 
 
@@ -76,14 +80,15 @@ class DeciderRule(BaseModel):
     deciders: tuple[Decider, ...] = Field(min_length=1, description="ids, or {id, name}")
 
 
+TEAM = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+
+
 class Team(BaseModel):
     """People who see the questions of their topics in a DAG of their own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")] = Field(
-        description="the DAG is decide_case__<name>"
-    )
+    name: Annotated[str, Field(pattern=TEAM)] = Field(description="the DAG is decide_case__<name>")
     topics: tuple[_Name, ...] = Field(min_length=1, description="each is of one team at most")
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
         default=None,
@@ -106,7 +111,7 @@ class PeopleSettings(BaseModel):
         default=(),
         description="who may decide single actions and topics; the first that fits decides, before `deciders`",
     )
-    second_person: tuple[TakesTwo | Literal["full_replay"], ...] = Field(
+    second_person: tuple[Literal[TakesTwo, "full_replay"], ...] = Field(
         default=("edit", "void", "full_replay", "raise", "edit_head"),
         description="what one person proposes and another approves; full_replay: all of an incident; raise: beyond raise_alone;"
         " edit_head, discard_head, discard_key: of a parked ordering key",

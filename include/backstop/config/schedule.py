@@ -12,6 +12,7 @@ DEFAULTS = {"safety_interval": "45m", "watch_interval": "15m"}
 """The defaults of `schedule` in backstop.yaml: with them an idle system makes 290 runs a day."""
 WINDOW = "01:00-05:00"
 """The default of `retention.window`."""
+WINDOW_FORM = r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$"
 
 
 def read_schedule(file: Path) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -15,6 +15,9 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     field_validator,
     model_validator,
 )
@@ -30,7 +33,7 @@ from backstop.config.mapped import LogMapping, StubMapping
 from backstop.config.people import PeopleSettings, Team
 from backstop.config.policy import Policy
 from backstop.config.redelivery import redelivers_for
-from backstop.config.schedule import DEFAULTS, ON_DEMAND, WINDOW
+from backstop.config.schedule import DEFAULTS, ON_DEMAND, WINDOW, WINDOW_FORM
 from backstop.model.errors import ConfigurationError
 from backstop.model.mongodb import READ_ALONE
 
@@ -52,11 +55,23 @@ __all__ = [
     "WatchSettings",
 ]
 
-Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+WITHOUT_NUL = r"^[^\x00]+$"
+Name = Annotated[str, Field(min_length=1, max_length=200, pattern=WITHOUT_NUL)]
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _one_value(given: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Says once what a union of types would say for each of them."""
+    try:
+        return check(given)
+    except ValidationError:
+        raise PydanticCustomError("option", "a number, a text, true or false") from None
+
+
+_Option = Annotated[int | float | str | bool, WrapValidator(_one_value)]
 
 
 class BrokerSettings(_Frozen):
@@ -66,7 +81,7 @@ class BrokerSettings(_Frozen):
         description="redis_streams, activemq, rocketmq, or the name of an adapter that is installed"
     )
     connection: ConnectionRef
-    options: dict[str, int | float | str | bool] = Field(
+    options: dict[str, _Option] = Field(
         default={},
         description="what the adapter takes, for example delivery_limit and visibility (seconds)",
     )
@@ -265,11 +280,12 @@ class Subscription(_Frozen):
 
 
 def _by_name(value: Any) -> Any:
-    return (
-        {name: {} for name in value}
-        if isinstance(value, list) and all(isinstance(n, str) for n in value)
-        else value
-    )
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return {name: {} for name in value}
+    if not isinstance(value, Mapping):
+        says = "a list of names, or a mapping with settings for each, as {billing: {}}"
+        raise PydanticCustomError("names", "{says}", {"says": says})
+    return value
 
 
 class TopicSettings(_Frozen):
@@ -386,7 +402,7 @@ class RetentionSettings(_Frozen):
 
     window: str = Field(
         default=WINDOW,
-        pattern=r"^([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d$",
+        pattern=WINDOW_FORM,
         description="the hours of a day (UTC) in which it works; both ends equal: the whole day",
     )
     step_rows: Annotated[int, Field(ge=1, le=50_000, strict=True)] = Field(
