@@ -64,6 +64,27 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
         Connections(resolver={}.get).url("shop")
 
 
+@pytest.mark.parametrize("url", ["postgresql://me:p#w@h/db", "postgresql://me:p/w@h/db"])
+def test_a_password_that_breaks_its_url_is_refused_with_how_to_write_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", url)
+    with pytest.raises(ConfigurationError) as error:
+        Connections().url("shop")
+    assert "%23" in error.value.next_step and "p#w" not in str(error.value)
+
+
+def test_json_of_no_known_type_is_refused_with_the_types() -> None:
+    with pytest.raises(ConfigurationError, match=r"conn_type of generic .*postgres, .*redis"):
+        Connections({"shop": '{"conn_type": "oracle", "host": "h"}'}.get).url("shop")
+
+
+def test_an_id_that_no_shell_can_set_is_sent_to_the_secrets_file() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Connections().url("my-shop")
+    assert error.value.next_step.startswith("No shell can set AIRFLOW_CONN_MY-SHOP: name a secrets")
+
+
 @pytest.mark.parametrize(
     ("connection", "url"),
     [

@@ -75,6 +75,15 @@ _PARAMETERS = {
     ),
 }
 
+_AS_URL = (
+    "Write it as postgresql://user:password@host:5432/database or redis://:password@host:6379/0. In a password write @ : / ? # and % as"
+    " %40 %3A %2F %3F %23 and %25."
+)
+_AS_JSON = (
+    'Write it as {"conn_type": "postgres", "host": "...", "schema": "the database", "login": "...", "password": "..."}, with a conn_type'
+    f" of generic (its extra has the url), {', '.join(_SCHEMES)}."
+)
+
 Resolver = Callable[[str], str | None]
 """Connection id -> URL, or null when it does not know the id."""
 
@@ -141,10 +150,13 @@ class Connections:
         if value := os.environ.get(variable):
             return _as_url(ref, value)
         if self._resolver is None:  # the command line: Airflow's own connections are not read
+            in_file = "name a secrets file that has it in BACKSTOP_SECRETS_FILE"
             raise _unknown(
                 ref,
                 f"neither a secrets file nor {variable} has it",
-                f"Set {variable} to its URL, or name a secrets file that has it in BACKSTOP_SECRETS_FILE.",
+                f"Set {variable} to its URL, or {in_file}."
+                if variable.isidentifier()
+                else f"No shell can set {variable}: {in_file}, or give the connection an id of letters, digits and _.",
             )
         raise _unknown(
             ref,
@@ -232,9 +244,7 @@ def _as_url(ref: str, value: str) -> str:
         try:
             return _from_json(read_json(text))
         except (ValueError, KeyError, TypeError):
-            raise _unknown(
-                ref, "its JSON is not an Airflow connection", "Write it again in Airflow's form."
-            ) from None
+            raise _unknown(ref, "its JSON is not an Airflow connection", _AS_JSON) from None
     try:
         parts = urlsplit(text)
         if "," not in parts.netloc:
@@ -246,11 +256,9 @@ def _as_url(ref: str, value: str) -> str:
         if scheme in ("redis", "rediss") and "db" in extra:
             path = str(int(extra["db"]))  # as redis-py; Airflow writes it there
     except (ValueError, TypeError):
-        raise _unknown(
-            ref, "it is not a URL", "Write it as postgresql://... or redis://..."
-        ) from None
+        raise _unknown(ref, "it is not a URL", _AS_URL) from None
     if not parts.scheme:
-        raise _unknown(ref, "it is not a URL", "Write it as postgresql://... or redis://...")
+        raise _unknown(ref, "it is not a URL", _AS_URL)
     if scheme is None:
         return text
     return _url(scheme, parts.netloc, path, extra)

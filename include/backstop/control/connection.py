@@ -14,6 +14,7 @@ from backstop.config.transport import open_to_others
 from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.sql.connection import (
     AFTER_REFUSAL,
+    NOT_A_URL,
     bound_instants,
     lift_transaction_limit,
     read_url,
@@ -96,7 +97,7 @@ def connect(
         connection.close()
         why, next_step = (WHY, WHAT_TO_DO) if shared else (DROPPED, TO_THE_SERVER)
     except psycopg2.ProgrammingError:
-        why = "its connection is not a URL that PostgreSQL understands"  # the driver's own text repeats the URL
+        why = NOT_A_URL  # the driver's own text repeats the URL
     except psycopg2.OperationalError as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
     if reason := refusal(why):

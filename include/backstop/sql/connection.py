@@ -523,7 +523,7 @@ def _legible(name: str) -> str:
 
 
 MAP_IT = "Name a database of PostgreSQL's, or map the collection with kind: mapped; see docs/how-to/existing-tables.md."
-NOT_A_URL = "its connection is not a URL that PostgreSQL understands"
+NOT_A_URL = "its connection is not a URL that PostgreSQL understands, as postgresql://user:password@host:5432/database"
 
 
 def read_url(url: str) -> dict[str, str] | None:
