@@ -890,10 +890,22 @@ def test_a_database_without_our_tables_is_said_by_every_command_with_the_command
 def test_what_is_mistyped_is_no_unexpected_error(world: World, cli: Cli, tmp_path: Path) -> None:
     """An argument that is no text, a place where no file can be, a number or a name that is too long."""
     long_name, nowhere = "x" * 1_001, str(tmp_path / "no" / "such.prom")
+    broken = tmp_path / "rules.yaml"
+    broken.write_text("rules: [{\n  a: b: c}]")
     for arguments, code, says in (
         (("where", "orders", "a\udcff"), 2, "is not UTF-8"),
         (("pause", "orders", "--why", "\udcff"), 2, "is not UTF-8"),
-        (("metrics", "--to", nowhere), 2, "cannot be used: No such file or directory"),
+        (("metrics", "--to", nowhere), 2, f"There is no folder {tmp_path / 'no'}."),
+        (("metrics", "--push", "--to", "x.prom"), 2, "--to and --push exclude one another"),
+        (("run", "resend", "--why", "w"), 2, "--why and --by go with --ids or --id"),
+        (("run", "resend", "--topic", "orders", "--by", "ann"), 2, "go with --ids or --id"),
+        (("pause", "orders", "--all", "--why", "w"), 2, "Both a topic and --all"),
+        (("pause", "--why", "w"), 2, "Neither a topic nor --all"),
+        (("prove", "--verify", nowhere), 2, "manifest.json cannot be read (No such file"),
+        (("prove", "--verify", nowhere, "--key", nowhere), 2, "cannot be read: No such file"),
+        (("dead-letters", "try-rules", nowhere), 2, "cannot be read: No such file"),
+        (("dead-letters", "try-rules", str(broken)), 2, "is not YAML: line 2, column "),
+        (("--config", nowhere, "check"), 2, "Name the file with --config"),
         (("metrics", "--to", str(tmp_path / ("x" * 300))), 2, "cannot be used: File name too long"),
         (("runs", "show", "9" * 30), 2, "less than or equal"),
         (("runs", "list", "--limit", "9" * 30), 2, "less than or equal"),

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.usage_errors import usage_error
 
 
 def metrics(
@@ -31,6 +32,12 @@ def metrics(
     """Print when each duty last succeeded and what waits, in Prometheus' text format; or send it to a collector."""
     from backstop.reports.metrics import render
 
+    if push and to is not None:
+        raise usage_error("--to and --push exclude one another.", "Choose one.")
+    if to is not None and not to.parent.is_dir():
+        raise usage_error(
+            f"There is no folder {to.parent}.", "Make it first, or name another file."
+        )
     settings, known = context.load_settings(), context.connections()
     with context.control(settings, known) as conn:
         if push:

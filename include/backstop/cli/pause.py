@@ -53,9 +53,11 @@ def _name(topic: str | None, everything: bool) -> str:
 
     if everything == (topic is not None):
         raise ConfigurationError(
-            "It is not clear what is meant.",
+            "Both a topic and --all are given."
+            if everything
+            else "Neither a topic nor --all is given.",
             unaffected="Nothing was changed.",
-            next_step="Name one topic, or give --all.",
+            next_step="Give one of them.",
         )
     return "*" if topic is None else topic
 

@@ -135,7 +135,7 @@ def _verify(folder: Path, key: Path | None, as_json: bool) -> None:
         public = None if key is None else key.read_bytes()
     except OSError as error:
         raise _usage_error(
-            f"{key} cannot be read ({type(error).__name__}).", "Name the file of the public key."
+            f"{key} cannot be read: {error.strerror}.", "Name the file of the public key."
         ) from error
     wrong = verify(folder, public)
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from backstop.cli import context, out
+from backstop.cli.usage_errors import usage_error
 from backstop.config.instant import read_instant
 
 if TYPE_CHECKING:
@@ -140,6 +141,12 @@ def resend(
     from backstop.resend.run_once import Planned, run_duty
     from backstop.runs.scope import name_of
 
+    if (why or by) and ids is None and not id_:
+        raise usage_error(
+            "--why and --by go with --ids or --id.",
+            "Name the messages, or leave both out to send whatever was requested.",
+            unaffected="Nothing was started.",
+        )
     settings, known = context.load_settings(), context.connections()
     _require_topics(settings.topics, topic)
     scope = name_of(topic)

@@ -80,7 +80,7 @@ def verify(folder: Path, public_key: bytes | None = None) -> list[str]:
         manifest = read_json(text)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"{folder} holds no proof: {type(error).__name__} at {MANIFEST}.",
+            f"{folder} holds no proof: {MANIFEST} cannot be read ({getattr(error, 'strerror', None) or 'it is not JSON'}).",
             unaffected="Nothing was changed.",
             next_step="Name the folder that `backstop prove --export` wrote."
             + (
