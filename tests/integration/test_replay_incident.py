@@ -424,8 +424,10 @@ def test_what_cannot_be_planned_is_refused(world: World) -> None:
         ({"verdicts": ("CONFIRMED",)}, "not replayed by hand"),
         ({"causes": (4711, 1_000_000)}, "no cause 4711, 1000000"),
         ({"verdicts": ("LOST",), "group": "nobody"}, "does not take"),
-        ({"verdicts": ("LOST",), "rate": 0}, "more than 0"),
-        ({"verdicts": ("LOST",), "rate": float("nan")}, "more than 0"),
+        ({"verdicts": ("DEAD_LETTERED",), "case": 4711}, "no case 4711 of dead letters"),
+        ({"verdicts": ("LOST",), "rate": 0}, "The rate is 0.*more than 0"),
+        ({"verdicts": ("LOST",), "rate": float("nan")}, "The rate is nan.*more than 0"),
+        ({"verdicts": ("LOST",), "limit": 0}, "The limit is 0.*more than 0"),
         (
             {
                 "verdicts": ("LOST",),

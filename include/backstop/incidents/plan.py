@@ -128,6 +128,7 @@ def plan(
     with control, control.cursor() as cur:
         hold(cur, run)
         _check_causes(cur, wanted.causes)
+        _check_case(cur, wanted.case)
         cur.execute(
             _SQL["begin"],
             {
@@ -233,7 +234,10 @@ def _check(settings: Settings, wanted: Wanted) -> None:
         for verdict in (Verdict.LOST, Verdict.UNSENT, Verdict.STALLED, Verdict.DEAD_LETTERED)
     }
     if not wanted.verdicts and not wanted.causes:
-        raise _refused("Neither verdicts nor causes are named.", "Name verdicts or causes.")
+        raise _refused(
+            "Neither verdicts nor causes are named.",
+            "Name verdicts or causes (--verdict, --cause).",
+        )
     if unknown := sorted(set(wanted.verdicts) - allowed):
         raise _refused(
             f"{', '.join(unknown)} is not replayed by hand.",
@@ -255,10 +259,9 @@ def _check(settings: Settings, wanted: Wanted) -> None:
             "A replay by hand needs a name and a reason.", "Say who asks (--by) and why (--why)."
         )
     require_short(wanted.who, wanted.why)  # what is asked for goes into the log with it
-    if (wanted.limit is not None and wanted.limit < 1) or (
-        wanted.rate is not None and not 0 < wanted.rate < math.inf
-    ):
-        raise _refused("Limit and rate must be numbers that are more than 0.", "Correct them.")
+    for name, number in (("limit", wanted.limit), ("rate", wanted.rate)):
+        if number is not None and not 0 < number < math.inf:
+            raise _refused(f"The {name} is {number:g}.", f"Give a {name} of more than 0, or none.")
     if wanted.start is not None and wanted.end is not None and wanted.start >= wanted.end:
         raise _refused(
             f"The window from {wanted.start} to {wanted.end} holds nothing.",
@@ -272,6 +275,18 @@ def _check_causes(cur: Any, causes: Sequence[int]) -> None:
     if unknown := [str(cause_id) for (cause_id,) in cur.fetchall()]:
         raise _refused(
             f"There is no cause {', '.join(unknown)}.", "Look at `backstop dead-letters causes`."
+        )
+
+
+def _check_case(cur: Any, case: int | None) -> None:
+    """Nor has a case of another kind any dead letters."""
+    if case is None:
+        return
+    cur.execute(_SQL["case_of_dead_letters"], {"case_id": case})
+    if cur.fetchone() is None:
+        raise _refused(
+            f"There is no case {case} of dead letters.",
+            "See: backstop cases list --kind dead_letters --all",
         )
 
 

@@ -12,6 +12,9 @@ SELECT w.cause_id FROM unnest(%(causes)s::bigint[]) WITH ORDINALITY AS w (cause_
 WHERE NOT EXISTS (SELECT FROM cause c WHERE c.cause_id = w.cause_id)
 ORDER BY w.place;
 
+-- name: case_of_dead_letters: whether there is such a case
+SELECT FROM case_file WHERE case_id = %(case_id)s AND kind = 'dead_letters';
+
 -- name: planned: which of these deliveries are in the plan already: two pages of letters, or both ways of choosing, found them
 SELECT message_id, consumer_group
 FROM incident_delivery
