@@ -9,7 +9,7 @@ INSERT INTO alert (case_id, dedup_key, severity, title, body)
 SELECT c.case_id, story.thread || '/escalated/' || step.number,
     (%(severities)s::text[])[least(array_position(%(severities)s::text[], c.severity) + step.number, cardinality(%(severities)s::text[]))],
     format('Case %%s still waits: %%s in %%s', c.case_id, c.kind, c.topic),
-    format('Open since %%s UTC, and nobody has decided it (told again, %%s of %%s). %%s. See: backstop cases show %%s',
+    format('Open since %%s UTC, and nobody has decided it (reminder %%s of %%s). %%s. See: backstop cases show %%s',
         to_char(story.since AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI'), step.number, step.steps, c.summary, c.case_id)
 FROM case_file c
 CROSS JOIN LATERAL (

@@ -1,4 +1,4 @@
-"""`backstop alerts`: what people were told, telling what waits, and trying the channels."""
+"""`backstop alerts`: the alerts that were written, sending what waits, and trying the channels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def list_them(
         out.line("Nothing waits." if undelivered else "No alert yet.")
     else:
         out.table(
-            ["alert", "at", "severity", "title", "told", "channels"],
+            ["alert", "at", "severity", "title", "delivered", "channels"],
             [
                 [
                     a.alert_id,
@@ -51,7 +51,7 @@ def deliver_now(as_json: out.Json = False) -> None:
     """Send waiting alerts, as the DAG deliver_alerts does. Ends with 3 when alerts wait and no channel takes them."""
     from backstop.alerts.run_once import run_once
 
-    with out.progress("telling"):
+    with out.progress("sending alerts"):
         counts = run_once(context.load_settings(), context.connections())
     if as_json:
         out.document({"counts": counts})
@@ -76,9 +76,11 @@ def test_channels(
         raise ConfigurationError(
             f"There is no channel {', '.join(unknown)}."
             if isinstance(unknown, list)
-            else "There is no channel.",
+            else "backstop.yaml names no channel.",
             unaffected="Nothing was sent.",
-            next_step="Write it under `alerts.channels` in backstop.yaml.",
+            next_step=f"Name one of: {', '.join(channels)}."
+            if channels
+            else "Write one under `alerts.channels` in backstop.yaml (docs/how-to/alerts.md).",
         )
     became: dict[str, str | None] = {}
     for name, error in send_test(settings, known, channel or list(channels)):

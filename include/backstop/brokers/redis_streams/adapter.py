@@ -85,7 +85,7 @@ class RedisStreams:
         ]
         if wrong or (delivery_limit is not None and delivery_limit < 1):
             raise ConfigurationError(
-                f"Redis Streams cannot work with {', '.join(wrong) or f'delivery_limit {delivery_limit}'}.",
+                f"Invalid Redis Streams options: {', '.join(wrong) or f'delivery_limit {delivery_limit}'}.",
                 unaffected="Nothing was started.",
                 next_step="Use durations above zero, and a delivery limit of at least 1 or none.",
             )

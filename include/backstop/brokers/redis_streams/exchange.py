@@ -195,7 +195,7 @@ def no_answer(answer: Any, doing: str) -> BrokerUnavailable | None:
 def unavailable(doing: str, why: str, *, refused: bool = False) -> BrokerUnavailable:
     """`refused`: the server answered, and does not allow it (a wrong password, a missing privilege)."""
     return BrokerUnavailable(
-        f"The Redis Streams broker {'refused' if refused else 'did not answer while'} {doing}: {why}.",
+        f"The Redis Streams broker {'refused' if refused else 'did not answer while'} {doing}: {why.rstrip('.')}.",
         unaffected="Nothing was decided from its silence, and no message was lost by asking.",
         next_step="Check that the server runs, that topic and group exist and that the login may use their "
         "keys; then run this again.",

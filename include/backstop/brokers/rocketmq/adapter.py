@@ -48,8 +48,8 @@ class RocketMQ:
     """One cluster, found by its name servers. Safe to share between threads; subscriptions and readers are not.
 
     `url`: rocketmq://access:secret@namesrv:9876,namesrv:9876?tls=true ; never shown. `brokers`: the names of all masters, in the
-    order by which queues are numbered, parted by commas; null: topics lie on one broker. `removed`: those that are gone for good,
-    parted by commas. `wanted`: what the settings reckon with.
+    order by which queues are numbered, separated by commas; null: topics lie on one broker. `removed`: those that are gone for good,
+    separated by commas. `wanted`: what the settings reckon with.
     `delay_levels`: the brokers' messageDelayLevel. `delivery_limit`: deliveries to one group, the first one too, before a message
     is a dead letter. `send_timeout`: the whole time of one publish; `answer_timeout`: of one look, or one acknowledgement.
     """
@@ -73,7 +73,7 @@ class RocketMQ:
         names = None if brokers is None else [name.strip() for name in brokers.split(",")]
         wrong = None
         if names is not None and (not all(names) or len(set(names)) < len(names)):
-            wrong = "brokers must name each master once, parted by commas"
+            wrong = "brokers must name each master once, separated by commas"
         elif min(max_message_bytes, pull_batch, delivery_limit) < 1:
             wrong = "max_message_bytes, pull_batch and delivery_limit must be at least 1"
         elif min(connect_timeout, send_timeout, answer_timeout) <= timedelta(0):
