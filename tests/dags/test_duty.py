@@ -168,7 +168,7 @@ def test_a_topic_that_nobody_configured_is_refused(control: Control) -> None:
         ("", "not a time"),
         ("yesterday", "not a time"),
         ("2026-11-21", "Write 2026-11-21T00:00:00Z"),
-        ("2026-11-21T02:00", "in which zone"),
+        ("2026-11-21T02:00", "has no time zone"),
     ],
 )
 def test_an_instant_that_airflow_did_not_check_is_refused_with_how_to_write_it(

@@ -63,7 +63,7 @@ def listed(
 
     if topic is None:
         raise ConfigurationError(
-            "A list of ids is of one topic.",
+            "A list of ids takes exactly one topic.",
             unaffected="Nothing was started.",
             next_step="Name the topic.",
         )

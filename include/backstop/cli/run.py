@@ -360,9 +360,9 @@ def _listing(
         return None
     if not topic or len(topic) != 1:
         raise ConfigurationError(
-            "A list of ids is of one topic.",
+            "A list of ids takes exactly one topic.",
             unaffected="Nothing was started.",
-            next_step="Name it: --topic TOPIC.",
+            next_step="Name it once: --topic TOPIC.",
         )
     text = "" if path is None else read_id_list(path)
     return Listing(topic[0], read_ids(text, named or ()), who, why)

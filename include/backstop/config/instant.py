@@ -13,12 +13,12 @@ def read_instant(option: str, text: str) -> datetime:
         instant = datetime.fromisoformat(text)
     except ValueError:
         raise _usage_error(
-            f"{option} {text}: not a time.", "Write it as 2026-11-21T02:00Z."
+            f"{option}: {text!r} is not a time.", "Write it as 2026-11-21T02:00Z."
         ) from None
     if instant.tzinfo is None:
         read = instant.isoformat()  # as it was understood: a day alone, or one with a zone, is read otherwise than it was meant
         raise _usage_error(
-            f"{option} {text}: in which zone?", f"Write {read}Z for UTC, or {read}+01:00."
+            f"{option}: {text!r} has no time zone.", f"Write {read}Z for UTC, or {read}+01:00."
         )
     return instant
 

@@ -247,7 +247,7 @@ def _check(settings: Settings, wanted: Wanted) -> None:
         set(wanted.verdicts) <= {str(Verdict.DEAD_LETTERED)}
     ):
         raise _refused(
-            "A category and a case are of dead letters alone.",
+            "A category and a case choose among dead letters only.",
             f"Name causes or the verdict {Verdict.DEAD_LETTERED}, and no other verdict.",
         )
     if wanted.category is not None and wanted.category not in list(Category):
@@ -274,7 +274,7 @@ def _check_causes(cur: Any, causes: Sequence[int]) -> None:
     cur.execute(_SQL["unknown_causes"], {"causes": list(causes)})
     if unknown := [str(cause_id) for (cause_id,) in cur.fetchall()]:
         raise _refused(
-            f"There is no cause {', '.join(unknown)}.", "Look at `backstop dead-letters causes`."
+            f"There is no cause {', '.join(unknown)}.", "See: backstop dead-letters causes --all"
         )
 
 
