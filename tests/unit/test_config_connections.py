@@ -64,6 +64,14 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
         Connections(resolver={}.get).url("shop")
 
 
+@pytest.mark.parametrize("path", ["leases", "0/1", "1-0"])
+def test_a_database_of_redis_that_is_no_number_is_refused(path: str) -> None:
+    """The client would take number 0 for it, which may be the broker's."""
+    with pytest.raises(ConfigurationError, match="redis://:password@host:6379/0"):
+        Connections({"shop": f"redis://h:6379/{path}"}.get).url("shop")
+    assert Connections({"shop": "redis://h:6379/1"}.get).url("shop") == "redis://h:6379/1"
+
+
 @pytest.mark.parametrize("url", ["postgresql://me:p#w@h/db", "postgresql://me:p/w@h/db"])
 def test_a_password_that_breaks_its_url_is_refused_with_how_to_write_it(
     url: str, monkeypatch: pytest.MonkeyPatch

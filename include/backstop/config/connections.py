@@ -255,6 +255,8 @@ def _as_url(ref: str, value: str) -> str:
         scheme, path = _SCHEMES.get(parts.scheme), parts.path.lstrip("/")
         if scheme in ("redis", "rediss") and "db" in extra:
             path = str(int(extra["db"]))  # as redis-py; Airflow writes it there
+        elif scheme in ("redis", "rediss") and path:
+            path = str(int(path.rstrip("/")))  # redis-py takes number 0 for what is no number
     except (ValueError, TypeError):
         raise _unknown(ref, "it is not a URL", _AS_URL) from None
     if not parts.scheme:
