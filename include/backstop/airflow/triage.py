@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def open_run(params: dict[str, Any]) -> dict[str, Any]:
     """Set-up: the run, its lease and its token; skips everything when there is nothing to do."""
     return steps.or_skip(
-        open_triage(params["topic"], params["dry_run"]), "no letter, and nothing due"
+        open_triage(params["topic"], params["dry_run"]), "no dead letter, and nothing due"
     )
 
 
