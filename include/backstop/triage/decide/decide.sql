@@ -170,11 +170,16 @@ UPDATE case_file SET summary = coalesce(%(summary)s, summary), evidence = eviden
 WHERE case_id = %(case_id)s AND state = 'open';
 
 -- name: ended: letters whose request has ended, and how; one that is not there any more has ended, too
+-- A page costs what it gives: its index is in its order (closed_at names it), and each request is looked up by its key. A hash or a merge of all
+-- requests, or a sort of all that is replaying, would cost every page as much as the backlog is large.
 SELECT d.dead_letter_id, d.topic, d.message_id, r.send_number, r.updated_at, d.consumer_group, r.state, r.groups, r.error,
     CASE WHEN r.given_up_groups && ARRAY[d.consumer_group, '*'] THEN r.given_up_by END
 FROM dead_letter d
-LEFT JOIN resend_request r ON r.topic = d.topic AND r.message_id = d.message_id AND r.send_number = d.send_number
-WHERE d.state = 'replaying' AND d.dead_letter_id > %(after)s
+LEFT JOIN LATERAL (
+    SELECT q.* FROM resend_request q
+    WHERE q.topic = d.topic AND q.message_id = d.message_id AND q.send_number = d.send_number
+    LIMIT 1) r ON true
+WHERE d.state = 'replaying' AND d.closed_at IS NULL AND d.dead_letter_id > %(after)s
     AND (r.state IS NULL OR r.state NOT IN ('open', 'claimed')
         OR r.groups IS NOT NULL AND NOT d.consumer_group = ANY (r.groups))
     AND (%(topics)s::text[] IS NULL OR d.topic = ANY (%(topics)s::text[]))
@@ -182,7 +187,8 @@ ORDER BY d.dead_letter_id
 LIMIT %(limit)s
 FOR UPDATE OF d SKIP LOCKED;
 
--- name: settle: letters whose request has ended: replayed, or open again
+-- name: settle: letters that the transaction holds, whose request has ended: replayed, or open again
+-- They are found by their numbers alone: by their state, every page would read all that is replaying.
 -- The decision of one that is open again is gone: it is decided again. Its case, if it was in one, is still the case's.
 UPDATE dead_letter d
 SET state = x.state, reason = coalesce(x.reason, d.reason), barred = coalesce(x.barred, d.barred),
@@ -192,7 +198,7 @@ SET state = x.state, reason = coalesce(x.reason, d.reason), barred = coalesce(x.
     decision = CASE WHEN x.state = 'replayed' THEN d.decision END,
     look_at = x.look_at, decided_at = clock_timestamp()
 FROM jsonb_to_recordset(%(rows)s::jsonb) AS x(dead_letter_id bigint, state text, reason text, barred text, look_at timestamptz)
-WHERE d.dead_letter_id = x.dead_letter_id AND d.state = 'replaying';
+WHERE d.dead_letter_id = x.dead_letter_id;
 
 -- name: give_up: deliveries that no later run may act on
 INSERT INTO delivery_decision (topic, message_id, consumer_group, decision, case_id, decided_by, why)
