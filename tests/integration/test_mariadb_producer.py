@@ -431,6 +431,48 @@ def test_rows_that_another_transaction_holds_cost_themselves_and_not_their_shard
         assert apply(stubs, keys[1:2]) == 1
 
 
+@pytest.mark.parametrize("why", ["no text", "locked"])
+def test_attempts_that_cannot_be_recovered_keep_none_behind_them_from_it(
+    world: MariaStubWorld, why: str
+) -> None:
+    first = NOW - timedelta(days=9999)
+    deadlines = {"m-0": first, "m-1": first, "m-2": first, "m-3": first + timedelta(seconds=1)}
+    for name, at in deadlines.items():
+        its = {"attempt_token": token(), "attempt_deadline": at, "attempted_at": at}
+        world.put_stub(message_id=name, send_count=1, **its)
+    of_one = "WHERE topic = %s AND message_id = %s"
+    with (
+        closing(world.database.connect()) as theirs,
+        theirs.cursor() as cursor,
+        MariaStubs("shop_a", world.database.dsn) as stubs,
+    ):
+        cursor.execute("BEGIN")
+        for name in ("m-0", "m-1", "m-2"):
+            if why == "locked":
+                cursor.execute(f"SELECT 1 FROM message_stub {of_one} FOR UPDATE", (TOPIC, name))
+            else:
+                odd = (
+                    f"UPDATE message_stub SET message_id = CONCAT(UNHEX('FF'), message_id) {of_one}"
+                )
+                world.database.run(odd, (TOPIC, name))
+        assert stubs.recover(2) == [Key(TOPIC, "m-3")]
+        assert stubs.recover(2) == []
+        theirs.rollback()
+    assert [row["message_id"] for row in world.attempts()] == ["m-3"]
+
+
+def test_an_attempt_whose_deadline_is_a_date_of_zeros_is_recovered(world: MariaStubWorld) -> None:
+    """A server that is not strict keeps what another program writes."""
+    world.put_stub(send_count=1, attempt_token=token(), attempt_deadline=NOW, attempted_at=NOW)
+    with closing(world.database.connect()) as theirs, theirs.cursor() as cursor:
+        cursor.execute("SET SESSION sql_mode = ''")
+        cursor.execute("UPDATE message_stub SET attempt_deadline = '0000-00-00'")
+        theirs.commit()
+    with MariaStubs("shop_a", world.database.dsn) as stubs:
+        assert stubs.recover(9) == [Key(TOPIC, "m-1")]
+    assert world.stub("m-1")["attempted_at"] == NOW
+
+
 @pytest.mark.parametrize(("format", "good"), [("ROW", True), ("MIXED", True), ("STATEMENT", False)])
 def test_check_names_a_binary_log_in_which_the_duties_change_nothing(
     format: str, good: bool

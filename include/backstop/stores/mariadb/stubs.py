@@ -50,6 +50,8 @@ _CHUNK = 10_000
 """Stubs of one commit that reopens them."""
 _PROMOTED = 20_000
 """Rows of one commit of a promotion."""
+_FIRST_LATE = {"after": "0000-00-00", "after_topic": b"", "after_id": b""}
+"""Before every attempt that is late."""
 _STATUSES = ("pending", "exhausted", "confirmed", "voided", "no_taker")
 T = TypeVar("T")
 
@@ -294,13 +296,16 @@ class MariaStubs:
         )
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
-        late = [key_of(row) for row in self._connection.rows(SQL["late"], {"limit": limit})]
-        if not late:
-            return []
         seconds = max_send_seconds or 0.0
-        return self._connection.change(
-            lambda cursor: change_stubs.recover(cursor, late, seconds, skip_locked=True)
-        )
+        values: dict[str, Any] = {**_FIRST_LATE, "limit": limit}
+        # A page of which none can be recovered (another transaction holds them, their ids are no text) hides none behind it.
+        while page := self._connection.rows(SQL["late"], values):
+            late = [key_of(row[1:]) for row in page]
+            work = partial(change_stubs.recover, keys=late, max_send_seconds=seconds)
+            if recovered := self._connection.change(partial(work, skip_locked=True)):
+                return recovered
+            values |= dict(zip(_FIRST_LATE, page[-1], strict=True))
+        return []
 
     def late(self, after: Key, limit: int) -> list[Key]:
         after_topic, after_id = self._late.behind(*after)

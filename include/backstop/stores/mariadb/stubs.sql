@@ -158,10 +158,11 @@ s.topic, s.message_id, s.content, s.headers, s.tag, s.ordering_key, s.content_ve
 SELECT s.topic, s.message_id, LENGTH(s.content) + LENGTH(s.headers) FROM {of_keys}
 WHERE LENGTH(s.content) + LENGTH(s.headers) > %(above)s;
 
--- name: late: the messages of attempts past their deadline, the oldest first; read without a lock
-SELECT s.topic, s.message_id FROM message_stub s
-WHERE s.under_way_until <= UTC_TIMESTAMP(6)
-ORDER BY s.under_way_until
+-- name: late: the messages of attempts past their deadline, the oldest first, behind one of them; read without a lock
+SELECT CAST(s.under_way_until AS char), s.topic, s.message_id FROM message_stub s FORCE INDEX (message_stub_under_way)
+WHERE s.under_way_until <= UTC_TIMESTAMP(6) AND s.under_way_until >= %(after)s
+    AND (s.under_way_until > %(after)s OR s.topic > %(after_topic)s OR s.topic = %(after_topic)s AND s.message_id > %(after_id)s)
+ORDER BY s.under_way_until, s.topic, s.message_id
 LIMIT %(limit)s;
 
 -- name: late_behind: the same in key order, behind one of them
@@ -185,7 +186,9 @@ SELECT s.message_id FROM {of_keys} FOR UPDATE;
 
 -- name: date_late: ... when each may have begun to send at the latest; the rule adds max_send_duration to it
 UPDATE {of_keys} SET
-    s.attempted_at = GREATEST(s.attempted_at, s.attempt_deadline - INTERVAL %(max_send)s MICROSECOND), s.updated_at = UTC_TIMESTAMP(6);
+    -- Of a date of zeros nothing can be taken away.
+    s.attempted_at = GREATEST(s.attempted_at, COALESCE(s.attempt_deadline - INTERVAL %(max_send)s MICROSECOND, s.attempted_at)),
+    s.updated_at = UTC_TIMESTAMP(6);
 
 -- name: record_late: ... is recorded as unknown; a number that has a row already has ended, and the first account of it stays
 INSERT INTO send_attempt
