@@ -136,6 +136,33 @@ def test_a_row_that_is_not_utf_8_is_one_unreadable_row(urls: dict[tuple[str, str
     assert sorted(rows) == sorted([*readable, ("\\x636166e9", "\\x636166e9", "unreadable")])
 
 
+def test_a_row_that_is_not_utf_8_keeps_no_attempt_from_being_recovered(
+    urls: dict[tuple[str, str], str],
+) -> None:
+    url = urls["SQL_ASCII", "producer"]
+    under_way = (
+        "INSERT INTO message_stub (topic, message_id, content, send_count, next_check_at, attempted_at, attempt_token, attempt_deadline)"
+        " VALUES ('recovered', '{id}', '', 1, now(), now(), gen_random_uuid(), now() - interval '1 minute' * {minutes})"
+    )
+    shown = Key("recovered", "\\x636166e9")
+
+    def begin() -> None:
+        put(url, "DELETE FROM message_stub WHERE topic = 'recovered'")
+        put(url, under_way.format(id="caf\u00e9", minutes=2).encode("latin-1"), "SQL_ASCII")
+        put(url, under_way.format(id=TOKYO.message_id, minutes=1))
+
+    tokyo = Key("recovered", TOKYO.message_id)
+    with PostgresStubs("shop_a", url) as stubs:
+        begin()
+        assert stubs.recover(1, 30.0) == [shown]
+        assert stubs.recover(1, 30.0) == [tokyo]
+        assert stubs.recover(1, 30.0) == []
+        begin()
+        assert stubs.late(Key("", ""), 9) == [tokyo]
+        assert stubs.recover_of([tokyo], 30.0) == [tokyo]
+    put(url, "DELETE FROM message_stub WHERE topic = 'recovered'")
+
+
 def test_a_row_that_is_not_utf_8_hides_no_other_from_the_search_for_anomalies(
     urls: dict[tuple[str, str], str],
 ) -> None:

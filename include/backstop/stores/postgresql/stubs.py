@@ -18,7 +18,13 @@ from backstop.brokers.protocol import Finding
 from backstop.model.errors import ContentErased, StoreFailed
 from backstop.model.records import Attempt, Key, Message, Outcome, Stub
 from backstop.sql.array_literal import array_literal
-from backstop.sql.connection import STATEMENT_TIMEOUT, PostgresConnection, columns
+from backstop.sql.connection import (
+    STATEMENT_TIMEOUT,
+    PostgresConnection,
+    columns,
+    only_readable,
+    readable,
+)
 from backstop.sql.named import load
 from backstop.stores.locked_rows import change_rows
 from backstop.stores.postgresql.check import check
@@ -49,6 +55,7 @@ _CHUNK = 10_000
 """Rows of one statement."""
 _PROMOTED = 20_000
 """Rows of one commit of a promotion."""
+_KEY = {"topic": "string", "message_id": "string"}
 _RUN = ("topics", "old_statuses", "new_statuses", "send_counts", "message_ids", "next_looks")
 _ERROR_LENGTH = 2_000
 SEARCH_TIMEOUT = timedelta(seconds=5)
@@ -369,23 +376,21 @@ class PostgresStubs:
 
     def recover(self, limit: int, max_send_seconds: float | None = None) -> list[Key]:
         values = {"limit": limit, "max_send_seconds": max_send_seconds}
-        return [
-            Key(*row)
-            for row in self._connection.rows(f"{self._sql['late']} {self._sql['recover']}", values)
-        ]
+        return self._connection.run(lambda cursor: self._recover(cursor, "late", values))
 
     def late(self, after: Key, limit: int) -> list[Key]:
         values = {"after_topic": after.topic, "after_id": after.message_id, "limit": limit}
-        return [Key(*row) for row in self._connection.rows(self._sql["late_behind"], values)]
+
+        def work(cursor: Cursor) -> list[Key]:
+            keys = only_readable(cursor, "s.topic", "s.message_id")
+            cursor.execute(self._sql["late_behind"].replace("{only_readable}", keys), values)
+            return [Key(*row) for row in cursor.fetchall()]
+
+        return self._connection.run(work)
 
     def recover_of(self, keys: Sequence[Key], max_send_seconds: float) -> list[Key]:
         values = {**columns(keys, ("topics", "message_ids")), "max_send_seconds": max_send_seconds}
-
-        def work(cursor: Cursor) -> list[Key]:
-            cursor.execute(f"{self._sql['late_of_keys']} {self._sql['recover']}", values)
-            return [Key(*row) for row in cursor.fetchall()]
-
-        return self._change(keys, work)
+        return self._change(keys, lambda cursor: self._recover(cursor, "late_of_keys", values))
 
     def promote(
         self,
@@ -540,9 +545,13 @@ class PostgresStubs:
 
     def _recover_late(self, cursor: Cursor, values: Mapping[str, Any]) -> None:
         keys = {name: values[name] for name in ("topics", "message_ids")}
-        cursor.execute(
-            f"{self._sql['late_of_keys']} {self._sql['recover']}", {**keys, "max_send_seconds": 0.0}
-        )
+        self._recover(cursor, "late_of_keys", {**keys, "max_send_seconds": 0.0})
+
+    def _recover(self, cursor: Cursor, late: str, values: Mapping[str, Any]) -> list[Key]:
+        """Of the attempts that the statement `late` finds: their messages; a key that is not UTF-8 ends its own attempt and no other."""
+        recovered = readable(cursor, self._sql["recovered"], _KEY)
+        cursor.execute(f"{self._sql[late]} {self._sql['recover']} {recovered}", values)
+        return [Key(*row) for row in cursor.fetchall()]
 
     def _changed(self, statement: str, values: dict[str, Any]) -> set[Key]:
         return {

@@ -433,7 +433,7 @@ WITH late AS MATERIALIZED (
 -- name: late_behind: the messages of attempts past their deadline, in key order, behind one of them
 SELECT s.topic, s.message_id FROM message_stub s
 WHERE s.attempt_token IS NOT NULL AND s.attempt_deadline <= statement_timestamp()
-    AND (s.topic, s.message_id) > (%(after_topic)s::text, %(after_id)s::text)
+    AND (s.topic, s.message_id) > (%(after_topic)s::text, %(after_id)s::text) AND {only_readable}
 ORDER BY s.topic, s.message_id
 LIMIT %(limit)s;
 
@@ -456,7 +456,9 @@ LIMIT %(limit)s;
         attempted_at, 'unknown', broker, 'its deadline passed before its outcome was recorded'
     FROM recovered
     ON CONFLICT (topic, message_id, send_number) DO NOTHING
-)
+);
+
+-- name: recovered: ... and which these are
 SELECT topic, message_id FROM recovered ORDER BY topic, message_id;
 
 -- name: promote: what a run decided, only where status and send count are as judged; final states stay
