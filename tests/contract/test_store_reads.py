@@ -11,7 +11,7 @@ from backstop.model.errors import ContentErased
 from backstop.model.records import VERSION_HEADER, Key, Outcome
 from backstop.stores.protocol import Handed, Recorded, StubStore
 from maria_world import MariaStubWorld
-from store_world import NOW, WORLDS, PostgresWorld, token
+from store_world import NOW, WORLDS, PostgresWorld, reopen, token
 
 KEY = Key("orders", "m-1")
 DAY = timedelta(days=1)
@@ -237,7 +237,7 @@ def test_what_a_run_closed_since_a_backup_is_open_again_and_due(
                 topic=topic, message_id=status, status=status, updated_at=NOW, next_check_at=NOW
             )
     world.put_stub(message_id="earlier", status="confirmed", updated_at=NOW - DAY)
-    assert store.reopen(["orders"], NOW) == 2
+    assert reopen(store, ["orders"], NOW) == 2
     rows = world.run(
         "producer",
         "SELECT message_id, status, next_check_at FROM message_stub WHERE topic = 'orders'",
@@ -253,4 +253,4 @@ def test_what_a_run_closed_since_a_backup_is_open_again_and_due(
     }
     reopened = {row["message_id"] for row in rows if row["next_check_at"] < NOW} - {"earlier"}
     assert reopened == {"confirmed", "exhausted"}
-    assert store.reopen([], NOW) == 0
+    assert reopen(store, [], NOW) == 0

@@ -26,6 +26,7 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from mapped_world import SERVERS, Mapped, make_mapped, settings_of
 from mariadb import MariaDB
+from store_world import reopen
 from system import system
 
 
@@ -312,7 +313,7 @@ def test_what_another_mapping_met_proves_nothing_of_a_mistaken_one(
         of_column(shop, "Version")
         shop.look()
         if restored:
-            assert reopen(shop) == 1
+            assert reopened(shop) == 1
         shop.a_minute_later()
         shop.system.pass_over("billing")
         shop.prove(done)  # by a run of the mistaken mapping
@@ -371,7 +372,7 @@ def test_what_a_log_had_confirmed_is_lost_with_it_whatever_maps_the_table_since(
         change(shop, "only", {"Version": "v1"})
         shop.look()
         shop.system.rows("billing_db", "DELETE FROM consumer_log WHERE message_id = %s", lost)
-        assert reopen(shop) == 1
+        assert reopened(shop) == 1
         shop.look()
         shop.a_minute_later()
         shop.prove(done)
@@ -394,10 +395,10 @@ def change(shop: Mapped, name: str, value: Any) -> None:
     shop.system.settings = Settings.model_validate(content)
 
 
-def reopen(shop: Mapped) -> int:
+def reopened(shop: Mapped) -> int:
     """As after a restore of the consumer's database."""
     with open_mapped_stubs(shop.system.settings, shop.system.connections, "shop") as stubs:
-        return stubs.reopen(["orders"], datetime.now(UTC) - timedelta(hours=1))
+        return reopen(stubs, ["orders"], datetime.now(UTC) - timedelta(hours=1))
 
 
 def test_no_verdict_rests_on_the_tables_own_clock_and_zone(mapped: Open) -> None:

@@ -40,7 +40,7 @@ from backstop.stores.protocol import Claim, Handed, Scope, Settlement, StubOutco
 from backstop.stores.purge import FIRST_STUB
 from maria_world import MariaDatabase, MariaStubWorld, maria_database, maria_server
 from mariadb import MariaDB, connect_to
-from store_world import NOW, token
+from store_world import NOW, reopen, token
 from system import settings_dict
 
 __all__ = ["maria_server"]
@@ -502,7 +502,7 @@ def test_the_duties_and_people_do_all_of_theirs_with_their_own_roles(
         assert stubs.replace_content(m2, 1, b"edited")
         at = datetime.now(UTC)
         assert stubs.raise_numbers([Handed(m2, 3, ["billing"], "request 9", at)]) == {m2}
-        assert stubs.reopen([TOPIC], NOW - timedelta(days=9999)) == 1
+        assert reopen(stubs, [TOPIC], NOW - timedelta(days=9999)) == 1
     with MariaStubs("shop_a", login(world.database, "backstop_person")) as stubs:
         assert stubs.void(m1) and stubs.raise_max_sends(m2, 9)
         assert stubs.replace_content(Key(TOPIC, "late"), 1, b"edited")

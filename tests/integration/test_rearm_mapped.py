@@ -26,6 +26,7 @@ from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from mapped_world import DEBEZIUM
 from rearm_world import REARMED, Repaired, make_repaired, repair_settings, run_as_dba
+from store_world import reopen
 from system import build_template, system
 
 
@@ -350,9 +351,9 @@ def test_what_only_the_overlay_had_confirmed_is_judged_again_after_its_log_was_r
             shop.system.rows("control", before)
             shop.look()
             assert shop.system.rows("control", status, lost) == [("confirmed",)]
-            store.reopen(["orders"], datetime.now(UTC) + timedelta(minutes=30))
+            reopen(store, ["orders"], datetime.now(UTC) + timedelta(minutes=30))
             assert shop.system.rows("control", status, lost) == [("confirmed",)], "before that"
-            store.reopen(["orders"], datetime.now(UTC) - timedelta(minutes=30))
+            reopen(store, ["orders"], datetime.now(UTC) - timedelta(minutes=30))
             store.recover(100)
         assert shop.system.rows("control", status, lost) == [("pending",)]
         assert shop.run("SELECT status FROM backstop_overlay.message_stub") == [("pending",)]

@@ -230,6 +230,50 @@ def test_a_row_that_its_database_refuses_to_change_keeps_no_other_from_being_res
     assert unfinished(world) == 0
 
 
+def status_of_each(world: World) -> dict[str, str]:
+    return dict(world.run(SHARDS["shop_a"], "SELECT message_id, status FROM message_stub"))
+
+
+def test_a_row_that_its_database_refuses_to_reopen_keeps_no_other_from_it(
+    world: World, odd: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "odd", "z"):
+        world.stub(name, sends=1, status="confirmed")
+    pause(world)
+    since = (datetime.now(UTC) - HOUR).isoformat()
+    assert run_app(["restore", "consumer", "billing_db", "--since", since]) == 3
+    said = capfd.readouterr().err
+    assert "shard shop_a refuses to change 1 row, such as odd of orders: " in said
+    assert "not this one" in said and "2 stubs are due again" in said
+    assert status_of_each(world) == {"a": "pending", "odd": "confirmed", "z": "pending"}
+    assert unfinished(world) == 1
+    world.run(SHARDS["shop_a"], "DROP TRIGGER refuse ON message_stub")
+    assert run_app(["restore", "consumer", "billing_db", "--since", since]) == 0
+    assert "reopened 1" in capfd.readouterr().out
+    assert (status_of_each(world)["odd"], unfinished(world)) == ("pending", 0)
+
+
+def test_a_message_that_its_database_refuses_to_hold_keeps_no_other_from_being_held(
+    world: World, odd: None
+) -> None:
+    for name in ("odd", "z"):
+        world.stub(name, sends=1)
+    world.control(
+        """
+        WITH c AS (
+            INSERT INTO case_file (kind, topic, subject, summary)
+            VALUES ('exhausted', 'orders', 'restored content', '') RETURNING case_id)
+        INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
+        SELECT case_id, 'shop_a', 'orders', m, '*' FROM c, unnest(ARRAY['odd', 'z']) m"""
+    )
+    pause(world)
+    since = datetime.now(UTC) - HOUR
+    with pytest.raises(Unavailable, match=r"1 row, such as odd of orders: .*not this one"):
+        restore_consumer(world.settings, world.connections, world.conn, "billing_db", since)
+    assert status_of_each(world) == {"odd": "pending", "z": "exhausted"}
+    assert unfinished(world) == 1
+
+
 @pytest.mark.parametrize("state", ["sent", "refused", "unknown"])
 def test_a_message_that_is_recorded_again_after_a_restore_gets_the_numbers_of_its_lost_life(
     world: World, state: str

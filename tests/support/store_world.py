@@ -192,5 +192,10 @@ class PostgresWorld:
 WORLDS: Sequence[type[PostgresWorld]] = (PostgresWorld,)
 
 
+def reopen(store: StubStore, topics: Sequence[str], since: datetime) -> int:
+    """What a restore of a consumer's database does with a shard; how many stubs are due again."""
+    return sum(map(store.reopen, store.closed_since(topics, since)))
+
+
 def token() -> str:
     return str(uuid.uuid4())

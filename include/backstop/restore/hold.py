@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from backstop.cases.open import open_case
+from backstop.evidence.apply_apart import apply_apart
+from backstop.model.errors import StoreFailed
 from backstop.model.records import Key, Stub, StubStatus
 from backstop.sql.named import load
 from backstop.stores.protocol import StubOutcome, StubStore
@@ -34,15 +36,20 @@ def hold(control: Any, store: StubStore, stub: Stub) -> bool:
     return True
 
 
-def hold_again(control: Any, store: StubStore) -> int:
+def hold_again(control: Any, store: StubStore, refused: list[tuple[Key, StoreFailed]]) -> int:
     """Exhausts the messages of this shard whose case is undecided or left, and that were made pending since. Returns how many it could
-    not exhaust, because a send of them is under way."""
+    not exhaust, because a send of them is under way; those that the shard refuses to change are added to `refused`."""
     with control, control.cursor() as cursor:
         values = {"kind": _KIND, "subject": _SUBJECT, "shard": store.shard}
         cursor.execute(_SQL["held"], values)
         keys = [Key(*row) for row in cursor.fetchall()]
-    pending = [stub for stub in store.stubs(keys).values() if stub.status == StubStatus.PENDING]
-    return sum(not _exhaust(store, stub) for stub in pending)
+    stubs = store.stubs(keys)
+    pending = [key for key, stub in stubs.items() if stub.status == StubStatus.PENDING]
+    under_way = 0
+    for key in pending:
+        held = apply_apart([key], lambda one: _exhaust(store, stubs[one[0]]), refused)
+        under_way += held == [False]
+    return under_way
 
 
 def _exhaust(store: StubStore, stub: Stub) -> bool:

@@ -32,6 +32,7 @@ from backstop.model.records import (
 )
 from backstop.restore.hold import hold
 from backstop.restore.paused import begin, end
+from backstop.restore.refused import refused_rows
 from backstop.sql.named import load
 from backstop.stores.protocol import Handed, StubStore
 
@@ -73,21 +74,15 @@ def restore_producer(
         _edit_again(control, store, shard, since, counts, refused)
         _withdraw_again(control, judge, shard, counts, refused)
     if refused:
-        raise _refuses(shard, dict(refused))
+        raise StoreFailed(
+            f"Shard {shard} refuses to change {refused_rows(refused)}",
+            unaffected="What is known of the other messages was put back; nothing was sent.",
+            next_step="Find out what refuses it (a trigger, a policy, another transaction), and run this again: it is safe to run"
+            " twice.",
+        )
     if not any(counts.get(name) for name in UNFINISHED):
         end(control, place, begun)
     return counts
-
-
-def _refuses(shard: str, rows: Mapping[Key, StoreFailed]) -> StoreFailed:
-    key, error = next(iter(rows.items()))
-    number = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
-    return StoreFailed(
-        f"Shard {shard} refuses to change {number}, such as {key.message_id} of {key.topic}: {error.what}",
-        unaffected="What is known of the other messages was put back; nothing was sent.",
-        next_step="Find out what refuses it (a trigger, a policy, another transaction), and run this again: it is safe to run"
-        " twice.",
-    )
 
 
 def _raise_numbers(

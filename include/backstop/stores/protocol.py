@@ -7,7 +7,7 @@ Every method raises StoreUnavailable when the store does not answer: silence is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -460,9 +460,12 @@ class StubStore(StubSource, Protocol):
         is recorded as an attempt; returns the keys raised. Keys under way are left alone."""
         ...
 
-    def reopen(self, topics: Sequence[str], since: datetime) -> int:
-        """After a restore of somebody else: stubs of these topics that a run closed since then (confirmed or exhausted) are
-        pending and due."""
+    def closed_since(self, topics: Sequence[str], since: datetime) -> Iterator[list[Key]]:
+        """In pages, the messages of these topics that a run closed since then (confirmed or exhausted)."""
+        ...
+
+    def reopen(self, keys: Sequence[Key]) -> int:
+        """After a restore of somebody else: these messages are pending and due, where a run closed them. One commit; returns how many."""
         ...
 
     def void(self, key: Key) -> bool:

@@ -5,7 +5,7 @@ What looks remember stays in the control database; the overlay alone decides who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -137,9 +137,14 @@ class OverlaidStubs(MappedStubs):
             self._overlay.stubs.promote(outcomes, as_of, own_as_of, before_commit)
         return super().promote(outcomes, as_of, own_as_of, before_commit)
 
-    def reopen(self, topics: Sequence[str], since: datetime) -> int:
-        self._overlay.stubs.reopen(topics, since)
-        return super().reopen(topics, since)
+    def closed_since(self, topics: Sequence[str], since: datetime) -> Iterator[list[Key]]:
+        """Also what the overlay alone has closed; each message once or twice."""
+        yield from self._overlay.stubs.closed_since(topics, since)
+        yield from super().closed_since(topics, since)
+
+    def reopen(self, keys: Sequence[Key]) -> int:
+        self._overlay.stubs.reopen(keys)
+        return super().reopen(keys)
 
     def claim(self, claims: Sequence[Claim]) -> dict[Key, Message]:
         if not self.repairs or not claims:

@@ -8,7 +8,7 @@ is met as sent was sent by the end of the look, and a row that the look before w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -402,10 +402,20 @@ class MappedStubs:
 
         return self._control.run(move) if outcomes else 0
 
-    def reopen(self, topics: Sequence[str], since: datetime) -> int:
+    def closed_since(self, topics: Sequence[str], since: datetime) -> Iterator[list[Key]]:
+        values = {"store": self._shard, "topics": list(topics), "since": since, "limit": _CHUNK}
+        last = Key("", "")
+        while found := self._control.rows(_SQL["closed_since"], {**values, **last._asdict()}):
+            closed = [Key(*row) for row in found]
+            yield closed
+            last = closed[-1]
+
+    def reopen(self, keys: Sequence[Key]) -> int:
         def move(cursor: Cursor) -> int:
-            values = {"store": self._shard, "topics": list(topics), "since": since}
-            cursor.execute(_SQL["reopen"], values)
+            cursor.execute(
+                _SQL["reopen"],
+                {"store": self._shard, **columns(storable_keys(keys), ("topics", "message_ids"))},
+            )
             return cursor.rowcount
 
         return self._control.run(move)

@@ -399,11 +399,18 @@ WHERE s.store = %(store)s::text AND s.topic = d.topic AND s.message_id = d.messa
     AND d.new_status IN ('pending', 'confirmed', 'exhausted', 'voided', 'no_taker', 'unknown_state', 'not_unique')
     AND (d.new_status = 'confirmed' OR s.judged_at IS NULL OR s.judged_at <= %(as_of)s::timestamptz);
 
--- name: reopen: after a restore of a consumer's database, what was closed since is pending and due
+-- name: closed_since: after a restore of a consumer's database, a page of what was closed since, by key
+SELECT m.topic, m.message_id FROM mapped_stub m
+WHERE m.store = %(store)s::text AND m.topic = ANY (%(topics)s::text[]) AND m.status IN ('confirmed', 'exhausted')
+    AND m.updated_at >= %(since)s::timestamptz AND (m.topic, m.message_id) > (%(topic)s::text, %(message_id)s::text)
+ORDER BY m.topic, m.message_id
+LIMIT %(limit)s;
+
+-- name: reopen: those of these that a run closed are pending and due
 -- A log had the key of a confirmed row: it is somebody's, whatever maps the table now. The instant of the mapping keeps that: a look by it
 -- is later.
 UPDATE mapped_stub m SET status = 'pending', next_check_at = clock_timestamp(), updated_at = clock_timestamp(),
     last_seen_at = CASE WHEN m.status = 'confirmed'
         THEN greatest(m.last_seen_at, (SELECT l.mapped_at FROM mapped_look l WHERE l.store = m.store)) ELSE m.last_seen_at END
-WHERE m.store = %(store)s::text AND m.topic = ANY (%(topics)s::text[]) AND m.status IN ('confirmed', 'exhausted')
-    AND m.updated_at >= %(since)s::timestamptz;
+WHERE m.store = %(store)s::text AND m.status IN ('confirmed', 'exhausted')
+    AND (m.topic, m.message_id) IN (SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[]));

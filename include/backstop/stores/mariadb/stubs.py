@@ -344,8 +344,8 @@ class MariaStubs:
             return set()
         return self._connection.change(lambda cursor: change_stubs.raise_numbers(cursor, handed))
 
-    def reopen(self, topics: Sequence[str], since: datetime) -> int:
-        reopened, after = 0, (b"", b"")
+    def closed_since(self, topics: Sequence[str], since: datetime) -> Iterator[list[Key]]:
+        after = (b"", b"")
         while topics:
             values = {
                 "topics": _encoded(topics),
@@ -354,14 +354,15 @@ class MariaStubs:
                 "after_id": after[1],
                 "limit": _CHUNK,
             }
-            page = self._connection.rows(SQL["page"], values)
+            page = self._connection.rows(SQL["closed_since"], values)
             if not page:
                 break
-            closed = [key_of(row) for row in page if row[2]]
-            if closed:
-                reopened += self._connection.change(partial(change_stubs.reopen, keys=closed))
+            if closed := [key_of(row) for row in page if row[2]]:
+                yield closed
             after = (bytes(page[-1][0]), bytes(page[-1][1]))
-        return reopened
+
+    def reopen(self, keys: Sequence[Key]) -> int:
+        return self._change(keys, partial(change_stubs.reopen, keys=keys))
 
     def void(self, key: Key) -> bool:
         def work(cursor: Any) -> bool:

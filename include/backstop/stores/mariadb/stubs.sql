@@ -330,7 +330,7 @@ UPDATE {given} SET
 -- name: count_numbers: ... which only a statement of its own may write: the one before reads what it was
 UPDATE {given} SET s.send_count = g.most, s.refusals = s.refusals + g.refused;
 
--- name: page: after a restore of a consumer's database, a page of some topics' stubs by key, and which were closed since; walks the key once
+-- name: closed_since: after a restore of a consumer's database, a page of some topics' stubs by key, and which were closed since; walks the key once
 SELECT s.topic, s.message_id, s.status IN ('confirmed', 'exhausted') AND s.updated_at >= %(since)s FROM message_stub s
 WHERE (s.topic > %(after_topic)s OR s.topic = %(after_topic)s AND s.message_id > %(after_id)s) AND s.topic IN %(topics)s
 ORDER BY s.topic, s.message_id

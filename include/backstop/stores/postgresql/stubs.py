@@ -450,21 +450,30 @@ class PostgresStubs:
         )
         return self._changed(self._sql["raise_numbers"], columns(rows, names)) if rows else set()
 
-    def reopen(self, topics: Sequence[str], since: datetime) -> int:
-        reopened, after = 0, ("", "")
-        while True:
-            values = {
-                "topics": list(topics),
-                "since": since,
-                "after_topic": after[0],
-                "after_id": after[1],
-                "limit": _CHUNK,
-            }
-            found = self._connection.rows(self._sql["reopen"], values)
-            if not found:
-                return reopened
-            ((number, *last),) = found
-            reopened, after = reopened + int(number), (last[0], last[1])
+    def closed_since(self, topics: Sequence[str], since: datetime) -> Iterator[list[Key]]:
+        values = {"topics": list(topics), "since": since, "limit": _CHUNK}
+        last = Key("", "")
+
+        def page(cursor: Cursor) -> list[tuple[Any, ...]]:
+            keys = only_readable(cursor, "m.topic", "m.message_id")
+            statement = self._sql["closed_since"].replace("{only_readable}", keys)
+            cursor.execute(statement, {**values, **last._asdict()})
+            return cursor.fetchall()
+
+        while found := self._connection.run(page):
+            last = Key(*found[-1][:2])
+            if closed := [Key(*row[:2]) for row in found if row[2]]:
+                yield closed
+
+    def reopen(self, keys: Sequence[Key]) -> int:
+        values = self._keys(keys)
+
+        def work(cursor: Cursor) -> int:
+            cursor.execute(self._sql["by_key"])
+            cursor.execute(self._sql["reopen"], values)
+            return cursor.rowcount
+
+        return self._change(keys, work)
 
     def void(self, key: Key) -> bool:
         values = {

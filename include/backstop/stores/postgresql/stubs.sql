@@ -552,25 +552,23 @@ JOIN (SELECT topic, message_id, max(send_number) AS most, max(at) AS last_at FRO
 WHERE s.topic = l.topic AND s.message_id = l.message_id
 RETURNING s.topic, s.message_id;
 
--- name: reopen: after a restore of a consumer's database, a page of stubs closed since is pending and due; by key
+-- name: closed_since: after a restore of a consumer's database, of a page of some topics' stubs by key those closed since, and the last one
 -- A page is found by walking the key once. A promotion writes updated_at after the run has read the logs: what was closed
 -- before the backup was read in logs that the backup has.
 WITH page AS MATERIALIZED (
     SELECT m.topic, m.message_id,
         m.status IN ('confirmed', 'exhausted') AND m.updated_at >= %(since)s::timestamptz AS again
     FROM message_stub m
-    WHERE (m.topic, m.message_id) > (%(after_topic)s::text, %(after_id)s::text) AND m.topic = ANY (%(topics)s::text[])
+    WHERE (m.topic, m.message_id) > (%(topic)s::text, %(message_id)s::text) AND m.topic = ANY (%(topics)s::text[])
+        AND {only_readable}
     ORDER BY m.topic, m.message_id
     LIMIT %(limit)s
-), held AS MATERIALIZED (
-    SELECT m.topic, m.message_id FROM page p JOIN message_stub m USING (topic, message_id)
-    WHERE p.again AND m.status IN ('confirmed', 'exhausted')
-    ORDER BY m.topic, m.message_id
-    FOR UPDATE OF m
-), reopened AS (
-    UPDATE message_stub s SET status = 'pending', next_check_at = clock_timestamp(), updated_at = clock_timestamp()
-    FROM held h WHERE s.topic = h.topic AND s.message_id = h.message_id
-    RETURNING 1
 )
-SELECT (SELECT count(*) FROM reopened), l.topic, l.message_id
-FROM (SELECT topic, message_id FROM page ORDER BY topic DESC, message_id DESC LIMIT 1) l;
+SELECT p.topic, p.message_id, p.again FROM page p
+WHERE p.again OR (p.topic, p.message_id) = (SELECT l.topic, l.message_id FROM page l ORDER BY l.topic DESC, l.message_id DESC LIMIT 1)
+ORDER BY p.topic, p.message_id;
+
+-- name: reopen: those of these stubs that a run closed are pending and due; in key order, as everybody locks
+UPDATE message_stub s SET status = 'pending', next_check_at = clock_timestamp(), updated_at = clock_timestamp()
+FROM (SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS u (topic, message_id) ORDER BY 1, 2) k
+WHERE s.topic = k.topic AND s.message_id = k.message_id AND s.status IN ('confirmed', 'exhausted');
