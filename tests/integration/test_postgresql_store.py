@@ -305,7 +305,11 @@ def test_a_session_that_the_server_ended_is_a_store_that_did_not_answer(
 ) -> None:
     def stand_still(cursor: Any) -> None:
         cursor.execute("SELECT set_config('idle_in_transaction_session_timeout', '50', true)")
-        time.sleep(0.5)
+        mine = [cursor.connection.info.backend_pid]
+        deadline = time.monotonic() + 60
+        while running.run("producer", "SELECT 1 FROM pg_stat_activity WHERE pid = %s", mine):
+            assert time.monotonic() < deadline, "the server did not end the session"
+            time.sleep(0.02)
         cursor.execute("SELECT 1")
 
     with closing(
