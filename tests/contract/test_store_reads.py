@@ -75,6 +75,7 @@ def test_what_was_recorded_is_counted_by_topic_and_what_became_of_it(
     world.put_stub(message_id="d", created_at=NOW, deliver_at=NOW, **sent)
     world.put_stub(topic="payments", message_id="e", created_at=NOW)
     world.put_stub(message_id="f", created_at=NOW + DAY)
+    assert store.known_until("orders", NOW) == NOW
     assert store.recorded_between(NOW, NOW + DAY) == {
         "orders": Recorded(4, 2, 1, 1),
         "payments": Recorded(1, 0, 0, 0),

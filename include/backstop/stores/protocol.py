@@ -356,6 +356,11 @@ class StubStore(StubSource, Protocol):
         """The next_check_at of the oldest pending stub, if it has come; null: nothing is due."""
         ...
 
+    def known_until(self, topic: str, as_of: datetime) -> datetime | None:
+        """Up to when `recorded_between` knows each stub of the topic that was committed: `as_of`, which is now, where it counts the rows
+        themselves. Null: it cannot say."""
+        ...
+
     def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
         """By topic, of the stubs created in [start, end); a topic without any is absent. Costs what the window holds."""
         ...

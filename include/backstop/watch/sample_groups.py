@@ -5,7 +5,6 @@ The cost does not grow with the history: it reads the broker's offsets, and coun
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -86,15 +85,19 @@ def take_sample(sources: Sources, cursor: Any, as_of: datetime, history: History
     settings = sources.settings
     looks = read_groups(sources, cursor, as_of, list(settings.topics), to_judge=False)
     record_servers(cursor, looks.servers)
-    until = as_of - lag(settings)
-    recorded = _each_since(
-        {topic: _from(history.topics.get(topic), until) for topic in looks.queues},
-        lambda since: _recorded(sources, since, until),
-    )
+    late = lag(settings)
+    until = as_of - late
+    recorded: dict[tuple[datetime, datetime], dict[str, Recorded] | None] = {}
     for topic, queues in looks.queues.items():
         earlier = history.topics.setdefault(topic, [])
-        since = _from(earlier, until)
-        counted = recorded[since]
+        known = _known_until(sources, topic, as_of)
+        counted_until = until if known is None else known - late
+        since = _from(earlier, counted_until)
+        counted = None
+        if known is not None and not _has_gap(earlier, since):
+            if (since, counted_until) not in recorded:
+                recorded[since, counted_until] = _recorded(sources, since, counted_until)
+            counted = recorded[since, counted_until]
         of_topic = None if counted is None else counted.get(topic, Recorded(0, 0, 0, 0))
         look = TopicSample(
             as_of,
@@ -106,7 +109,7 @@ def take_sample(sources: Sources, cursor: Any, as_of: datetime, history: History
         if of_topic is not None:
             look = replace(
                 look,
-                counted_until=until,
+                counted_until=counted_until,
                 recorded=of_topic.stubs,
                 attempted=of_topic.attempted,
                 positioned=of_topic.positioned,
@@ -166,16 +169,31 @@ def _from(earlier: list[TopicSample] | list[GroupSample] | None, until: datetime
     return min(max(earlier[-1].counted_until, until - _FARTHEST), until)
 
 
-def _each_since(
-    since: dict[str, datetime], count: Callable[[datetime], dict[str, Recorded] | None]
-) -> dict[datetime, dict[str, Recorded] | None]:
-    """One count for each different beginning; usually all topics share one."""
-    return {begin: count(begin) for begin in set(since.values())}
+def _has_gap(earlier: list[TopicSample], since: datetime) -> bool:
+    """Whether stubs that were recorded between the last count and this one are in neither."""
+    return bool(earlier) and earlier[-1].recorded is not None and earlier[-1].counted_until < since
+
+
+def _known_until(sources: Sources, topic: str, as_of: datetime) -> datetime | None:
+    """Up to when every shard knows the stubs of the topic; null when one cannot say, or did not answer."""
+    earliest = as_of
+    for shard in sources.settings.producers:
+        try:
+            known = sources.shard(shard).known_until(topic, as_of)
+        except Unavailable as error:
+            sources.missed(f"shard {shard}", error)
+            return None
+        if known is None:
+            return None
+        earliest = min(earliest, known)
+    return earliest
 
 
 def _recorded(sources: Sources, since: datetime, until: datetime) -> dict[str, Recorded] | None:
     """By topic, over every shard; null when one did not answer, for it may hold what the others lack."""
     total: dict[str, Recorded] = {}
+    if since >= until:
+        return total
     complete = True
     for shard in sources.settings.producers:
         try:

@@ -63,6 +63,10 @@ class LakeStubs(MappedStubs):
         """The control database's: a lake has none, and its rows are dated by our looks."""
         return _now(self._control)
 
+    def known_until(self, topic: str, as_of: datetime) -> datetime | None:
+        """Null: how far the snapshot of the last look went, who runs no Spark cannot see."""
+        return None if topic in self._mapping.topics.values() else as_of
+
     @contextmanager
     def scan_window(
         self, topic: str, start: datetime, end: datetime, partitions: int

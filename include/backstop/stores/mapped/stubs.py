@@ -330,6 +330,15 @@ class MappedStubs:
         found = self._control.rows(_SQL["oldest_due"], {"store": self._shard})
         return found[0][0] if found else None
 
+    def known_until(self, topic: str, as_of: datetime) -> datetime | None:
+        """Only a look of a run meets rows: what was committed since the last one began is not known yet."""
+        if topic not in self._mapping.topics.values():
+            return as_of
+        last = self.last_look()
+        if last is None or last.mapping != self._mapping.fingerprint:
+            return None
+        return min(as_of, last.began_at)
+
     def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
         values = {"store": self._shard, "start": start, "end": end}
         return {

@@ -175,6 +175,9 @@ class MariaStubs:
         found = self._connection.rows(SQL["oldest_due"])
         return of_micros(found[0][0]) if found else None
 
+    def known_until(self, topic: str, as_of: datetime) -> datetime | None:
+        return as_of
+
     def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
         values = {"start": naive(start), "end": naive(end)}
         found = self._connection.rows(SQL["recorded_between"], values)

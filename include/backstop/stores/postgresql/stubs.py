@@ -198,6 +198,9 @@ class PostgresStubs:
         found = self._connection.rows(self._sql["oldest_due"])
         return found[0][0] if found else None
 
+    def known_until(self, topic: str, as_of: datetime) -> datetime | None:
+        return as_of
+
     def recorded_between(self, start: datetime, end: datetime) -> dict[str, Recorded]:
         found = self._connection.rows(self._sql["recorded_between"], {"start": start, "end": end})
         return {topic: Recorded(*numbers) for topic, *numbers in found}
