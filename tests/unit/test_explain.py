@@ -41,6 +41,7 @@ OPEN = {
     "not_before": AT,
     "claim_deadline": AT,
     "requested_by": "reconcile",
+    "asked_by": None,
     "given_up_by": None,
     "given_up_groups": None,
 }
@@ -184,25 +185,27 @@ def test_what_a_person_gave_up_is_promised_to_nobody(
 
 
 @pytest.mark.parametrize(
-    ("requested_by", "is_sent"),
+    ("requested_by", "asked_by", "is_sent"),
     [
-        ("reconcile", False),
-        ("triage", False),
-        ("person ann (incident 7)", False),
-        ("case 1", True),
-        ("person ann", True),
+        ("reconcile", None, False),
+        ("triage", None, False),
+        ("person ann (incident 7)", None, True),
+        ("ann (incident 7)", None, False),
+        ("case 1", None, True),
+        ("person ann", None, True),
+        ("case 1", {"billing": "reconcile", "shipping": "case 1"}, False),
+        ("triage", {"billing": "case 1"}, True),
     ],
 )
 def test_what_a_restore_made_forget_a_dead_letter_of_is_sent_for_a_person_alone(
-    requested_by: str, is_sent: bool
+    requested_by: str, asked_by: dict[str, str] | None, is_sent: bool
 ) -> None:
-    request = {**OPEN, "requested_by": requested_by}
+    request = {**OPEN, "requested_by": requested_by, "asked_by": asked_by}
     for requests in ([], [request]):
         says = next_step(JUDGED, mode="repair", paused=None, requests=requests, is_forgotten=True)
-        assert ("is claimed from" in says) == (is_sent and requests != [])
-        assert ("a person decides (backstop cases list --kind stalled" in says) != (
-            is_sent and requests != []
-        )
+        sent = is_sent and requests != []
+        assert ("is claimed from" in says) == sent
+        assert ("a person decides (backstop cases list --kind stalled" in says) != sent
 
 
 @pytest.mark.parametrize(

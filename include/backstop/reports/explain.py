@@ -8,7 +8,7 @@ from typing import Any
 
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Verdict
-from backstop.requests.policy import is_by_person
+from backstop.requests.policy import asker_of, is_by_person
 from backstop.verdicts.frames import instant
 
 _MISSING = {
@@ -96,11 +96,8 @@ def next_step(
             continue
         if request["groups"] is not None and judged.consumer_group not in request["groups"]:
             continue
-        if (
-            is_forgotten
-            and request["state"] == "open"
-            and not is_by_person(request["requested_by"])
-        ):
+        asker = asker_of(judged.consumer_group, request["requested_by"], request["asked_by"])
+        if is_forgotten and request["state"] == "open" and not is_by_person(asker):
             continue  # its claim finds that only a person may send it
         send = f"send {request['send_number']} (request {request['request_id']})"
         if request["state"] == "claimed":

@@ -1,7 +1,7 @@
 -- Named queries on the control database: what is known of one message. They change nothing.
 
 -- name: requests_of_message: every request for a message; stopped: no resend run releases it until a person decides the ramp's case
-SELECT r.request_id, r.send_number, r.groups, r.reason, r.requested_by, r.route, r.state, r.held,
+SELECT r.request_id, r.send_number, r.groups, r.reason, r.requested_by, r.asked_by, r.route, r.state, r.held,
     EXISTS (SELECT 1 FROM resend_batch b WHERE b.topic = r.topic AND b.state = 'stopped' AND (r.held OR b.batch_id = r.batch_id))
         AS stopped,
     r.not_before, r.claim_deadline, r.run_id, r.closed_by_run, r.error, r.given_up_by, r.given_up_groups,
