@@ -45,7 +45,12 @@ def replay(
         typer.Option("--limit", min=1, max=LARGEST, help="At most this many deliveries."),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", help="Messages a second, below the topic's own limit.")
+        float | None,
+        typer.Option(
+            "--rate",
+            help="Messages a second, below the topic's own limit, from when it is asked for:"
+            " what a pause or the ramp held past its turn follows at the topic's limit.",
+        ),
     ] = None,
     stored: Annotated[
         int | None,
