@@ -83,7 +83,8 @@ ONE_OF = ["LOST", "UNSENT", "STALLED", "DEAD_LETTERED"]
             type=["null", "number"],
             exclusiveMinimum=0,
             title="Rate",
-            description="Messages a second from when it is asked for; what a pause or the ramp held past its turn follows at the topic's limit",
+            description="Messages a second from when it is asked for;"
+            " what a pause or the ramp held past its turn follows at the topic's limit",
         ),
         "mode": Param("dry_run", type="string", enum=["dry_run", "canary", "full"], title="Mode"),
         "why": Param(type="string", minLength=1, title="Why", description="Kept with the plan"),

@@ -189,7 +189,7 @@ def test_what_a_person_gave_up_is_promised_to_nobody(
     [
         ("reconcile", None, False),
         ("triage", None, False),
-        ("person ann (incident 7)", None, True),
+        ("person ann (incident 7)", None, False),
         ("ann (incident 7)", None, False),
         ("case 1", None, True),
         ("person ann", None, True),

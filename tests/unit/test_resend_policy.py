@@ -194,7 +194,7 @@ def test_only_who_looked_at_the_delivery_itself_counts_as_a_person() -> None:
         for by in ("case 3", "by hand: ann", "ann (incident 3)", "triage", "reconcile")
     ] == [True, True, False, False, False]
     assert not is_by_person(by_incident("ann", 3))
-    assert is_by_person("person ann (incident 3)"), "a list of ids, by whoever has such a name"
+    assert not is_by_person("person ann (incident 3)"), "a plan, by whoever has such a name"
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def by_incident(who: str, incident_id: int) -> str:
 
 def is_by_incident(requested_by: str) -> bool:
     """As triage's: a dead letter that the plan does not know stops it, and the rules of routes and order hold."""
-    return _INCIDENT.search(requested_by) is not None and not requested_by.startswith(LIST)
+    return _INCIDENT.search(requested_by) is not None
 
 
 def is_by_person(requested_by: str) -> bool:

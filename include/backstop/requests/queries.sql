@@ -27,8 +27,8 @@ ON CONFLICT (topic, message_id, send_number) DO UPDATE SET
                 (excluded.groups, excluded.requested_by, true)) AS w (groups, who, is_new)
             WHERE w.groups IS NULL OR g.wanted = ANY (w.groups)
             -- Who may send what the others may, and more; of equals the newer.
-            ORDER BY g.wanted, CASE WHEN starts_with(w.who, 'person ') THEN 3 WHEN w.who = 'reconcile' THEN 0 WHEN w.who = 'triage' THEN 1
-                WHEN w.who ~ ' \(incident \d+\)$' THEN 2 ELSE 4 END DESC, w.is_new DESC) AS k) END,
+            ORDER BY g.wanted, CASE WHEN w.who = 'reconcile' THEN 0 WHEN w.who = 'triage' THEN 1
+                WHEN w.who ~ ' \(incident \d+\)$' THEN 2 WHEN starts_with(w.who, 'person ') THEN 3 ELSE 4 END DESC, w.is_new DESC) AS k) END,
     reason = CASE WHEN r.state = 'open' THEN r.reason ELSE excluded.reason END,
     requested_by = CASE
         WHEN r.state = 'open' AND (excluded.requested_by = 'reconcile'
