@@ -353,6 +353,8 @@ def test_an_earlier_version_takes_nothing_from_roles_that_a_later_one_granted(
         before = held(url)
         with pytest.raises(StoreUnavailable, match="9999, which this program does not know"):
             grant(url, role)
+        with pytest.raises(psycopg2.Error, match="use the grants of that version"):
+            run(url, grants_sql(role))
         assert held(url) == before
 
 

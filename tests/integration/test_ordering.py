@@ -168,6 +168,17 @@ def test_an_exhausted_message_parks_its_key_in_one_case(world: World) -> None:
     assert out(world) == ["second", "third"]
 
 
+def test_a_person_lets_no_group_that_a_machine_asked_for_into_a_gap(world: World) -> None:
+    chain(world, "gap")
+    world.stubs(["later"], ordering_key="k", sequence=2, send_count=1, status="confirmed")
+    world.ask(["gap"], groups=("shipping",))
+    world.ask(["gap"], groups=("billing",), by="case 1")
+    world.consume("gap", "billing")
+    world.resend()
+    assert out(world) == []
+    assert [kind for _, kind, _, _ in cases(world)] == ["order_gap"]
+
+
 def test_a_person_who_sends_behind_what_is_stuck_overtakes_nothing_that_is_on_its_way(
     world: World,
 ) -> None:

@@ -429,29 +429,41 @@ SEEN = """
 
 def test_a_login_adds_itself_alone_to_who_asked_for_which_group(world: World, ann: Any) -> None:
     world.control(SEEN)
+
+    def refused(change: str) -> None:
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
+            cursor.execute(f"UPDATE resend_request SET {change}")
+
     for asked_by in (
         '{"billing": "person olga"}',
         '{"billing": "case 1"}',
         '{"billing": "olga (incident 1)"}',
         '{"billing": "person ann", "shipping": "case 1"}',
-        '{"billing": null}',
         "[]",
     ):
-        with pytest.raises(psycopg2.errors.InsufficientPrivilege), ann, ann.cursor() as cursor:
-            cursor.execute("UPDATE resend_request SET asked_by = %s", (asked_by,))
+        refused(f"asked_by = '{asked_by}'")
     mixed = '{"billing": "person ann", "shipping": "ann (incident 1)", "*": "reconcile"}'
     with ann, ann.cursor() as cursor:
         cursor.execute("UPDATE resend_request SET asked_by = %s", (mixed,))
-    # As it was, whoever asked.
+    # Nor does it leave out who asked, so that a name counts for more.
     world.control(
-        "UPDATE resend_request SET asked_by = jsonb_set(asked_by, '{shipping}', '\"case 1\"')"
+        """UPDATE resend_request SET requested_by = 'case 1', groups = '{billing,shipping}',
+        asked_by = '{"billing": "case 1", "shipping": "reconcile"}'"""
     )
+    for change in (
+        "asked_by = NULL",
+        "asked_by = '{}'",
+        "asked_by = asked_by - 'shipping'",
+        "groups = NULL",
+        """groups = NULL, asked_by = asked_by || '{"*": "case 1"}'""",
+    ):
+        refused(change)
     with ann, ann.cursor() as cursor:
         cursor.execute(
-            """UPDATE resend_request SET asked_by = asked_by || '{"billing": "ann (incident 1)"}'"""
+            """UPDATE resend_request SET asked_by = asked_by || '{"shipping": "ann (incident 1)"}'"""
         )
     assert world.control("SELECT asked_by FROM resend_request") == [
-        ({"billing": "ann (incident 1)", "shipping": "case 1", "*": "reconcile"},)
+        ({"billing": "case 1", "shipping": "ann (incident 1)"},)
     ]
 
 

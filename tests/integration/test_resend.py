@@ -239,6 +239,36 @@ def test_who_joins_a_request_sends_nothing_to_a_group_that_a_mass_loss_holds(
     assert world.sql("producer_a", "SELECT groups FROM send_attempt") == [(["billing"],)]
 
 
+def test_who_asked_before_a_request_was_closed_is_forgotten_by_whoever_reopens_it(
+    world: World,
+) -> None:
+    """Also by a program of before who asked was kept."""
+    world.stubs(["m"])
+    world.ask(["m"], groups=("shipping",))
+    world.ask(["m"], groups=("billing",), by="case 1")
+    world.sql("control", "UPDATE resend_request SET state = 'not_needed'")
+    world.sql(
+        "control",
+        "UPDATE resend_request SET state = 'open', requested_by = 'reconcile', groups = '{billing}'",
+    )
+    assert world.request("m")["asked_by"] is None
+
+
+def test_what_an_earlier_version_added_to_triages_request_is_held_by_a_mass_loss(
+    world: World,
+) -> None:
+    world.stubs(["m"])
+    world.ask(["m"], groups=("billing", "shipping"), by="triage")
+    world.sql(
+        "control",
+        """WITH c AS (INSERT INTO case_file (kind, topic, summary) VALUES ('mass_loss', 'orders', 's') RETURNING case_id)
+        INSERT INTO case_member (case_id, shard, topic, message_id, consumer_group)
+        SELECT case_id, 'shop_a', 'orders', 'm', 'shipping' FROM c""",
+    )
+    assert world.resend()["sent"] == 1
+    assert world.sql("producer_a", "SELECT groups FROM send_attempt") == [(["billing"],)]
+
+
 def test_a_number_that_is_gone_is_superseded(world: World) -> None:
     world.stubs(["m"], send_count=1, refusals=1)
     world.ask(["m"], number=1)

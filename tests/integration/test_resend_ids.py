@@ -95,6 +95,19 @@ def test_what_reconcile_asked_for_counts_once_when_a_list_asks_for_it_too(world:
     assert all(answer.startswith("to send to all groups") for answer in says.values())
 
 
+def test_what_reconcile_asked_for_counts_for_the_blast_radius_whoever_joined_it(
+    world: World,
+) -> None:
+    world.set("policy", "blast_floor", to=5)
+    world.set("policy", "canary", to=2)
+    asked, wanted = ids(4), ids(4, "other")
+    world.stubs([*asked, *wanted])
+    world.ask(asked, groups=("shipping",), ramped=True)
+    world.ask(asked, groups=("billing",), by="triage", ramped=True)
+    with pytest.raises(DecisionRefused, match="deliveries to shipping are more than the blast"):
+        send_list(world, *wanted)
+
+
 def test_what_cannot_go_is_listed_with_the_reason(world: World) -> None:
     world.stubs(["confirmed"], status="confirmed")
     world.stubs(["withdrawn"], status="voided")

@@ -400,6 +400,11 @@ ENDS = [
     (("refused", ["billing"], "no room", None), "open", "its request did not publish it"),
     (("refused", ["billing"], "refused for good: too large", None), "open", "refused_for_good"),
     (
+        ("refused", ["x"], "refused for good: too large", None),
+        "open",
+        "its request did not publish it",
+    ),
+    (
         ("not_needed", ["billing"], "billing CONFIRMED", None),
         "open",
         "its request did not publish it",

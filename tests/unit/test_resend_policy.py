@@ -39,6 +39,7 @@ from backstop.requests.policy import (
     decide,
     expected_queue_delay,
     is_by_person,
+    whose_turn,
 )
 from backstop.resend.claim import Request
 from backstop.resend.publish import as_copy, publish
@@ -266,6 +267,10 @@ def test_of_two_groups_that_each_have_a_way_of_their_own_one_is_sent_to_and_nobo
     assert decided(*lost, audit, duplicates=blocked, by="case 5") == Send(
         ("billing", "shipping"), "topic"
     ), "without such a way a person decided so"
+    assert [whose_turn(["shipping", "billing"], number) for number in (1, 2, 3, 4)] == [
+        "billing",
+        "shipping",
+    ] * 2, "none uses up the sends of the other"
 
 
 def test_no_way_to_send_closes_a_machines_request_for_reconcile_to_make_the_case() -> None:

@@ -25,6 +25,7 @@ from backstop.requests.ask import (
     route_for,
     sends_to_one_group,
     waits_for_evidence,
+    whose_turn,
 )
 from backstop.runs.run import Run
 from backstop.sql.named import load
@@ -189,7 +190,7 @@ def _ask_for(
         if len(wanted) == 1 or not sends_to_one_group(sources, topic):
             return None, [(shard, topic, message_id, group) for group in wanted]
         # Each of them has a way of its own, which a number serves once: a later run asks for the others.
-        first = min(wanted)
+        first = whose_turn(wanted, send_count + 1)
         wanted, route = {first: wanted[first]}, "group"
     everybody = set(wanted) == set(settings.groups_of(topic))
     reasons = ", ".join(sorted(set(wanted.values())))

@@ -128,8 +128,9 @@ WITH mine AS (
 )
 SELECT m.topic, m.consumer_group, m.eligible,
     (SELECT count(*) FROM resend_request q
+     CROSS JOIN LATERAL (SELECT coalesce(q.asked_by ->> m.consumer_group, q.asked_by ->> '*', q.requested_by) AS who) AS a
      WHERE q.topic = m.topic AND (q.groups IS NULL OR m.consumer_group = ANY (q.groups))
-         AND (q.requested_by = 'reconcile' OR starts_with(q.requested_by, 'person ')) AND q.state NOT IN ('not_needed', 'superseded')
+         AND (a.who = 'reconcile' OR starts_with(a.who, 'person ')) AND q.state NOT IN ('not_needed', 'superseded')
          AND q.created_at >= %(as_of)s - make_interval(secs => windows.seconds)) AS asked_before,
     (SELECT coalesce(sum(c.newly), 0) FROM verdict_count c JOIN run r USING (run_id)
      WHERE c.topic = m.topic AND c.consumer_group = m.consumer_group

@@ -17,6 +17,7 @@ from backstop.requests.policy import (
 from backstop.requests.policy import Route, choose_route
 from backstop.requests.policy import by_incident as by_incident
 from backstop.requests.policy import waits_for_evidence as waits_for_evidence
+from backstop.requests.policy import whose_turn as whose_turn
 from backstop.sql.array_literal import array_literal
 from backstop.sql.named import load
 

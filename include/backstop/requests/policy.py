@@ -107,6 +107,12 @@ def asker_of(group: str, requested_by: str, asked_by: Mapping[str, str] | None) 
     return asked.get(group) or asked.get(EVERY_GROUP) or requested_by
 
 
+def whose_turn(groups: Collection[str], send_number: int) -> str:
+    """To which of them this number goes, where one number cannot go to all: by turns, so that none whose copies get lost, or are
+    refused, uses up the sends of the others."""
+    return sorted(groups)[(send_number - 1) % len(groups)]
+
+
 def backoff(n: int, key: Key, policy: Policy) -> timedelta:
     """The wait after send number `n` (1 and up): min(cap, base * factor^(n-1)), longer by up to the policy's
     jitter.
@@ -197,6 +203,7 @@ def decide(
     duplicates: Mapping[str, str],
     own_retry_topic: bool,
     never_sent: bool = False,
+    send_number: int = 1,
     asked_by: Mapping[str, str] | None = None,
 ) -> Decision:
     """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of
@@ -229,7 +236,7 @@ def decide(
             return _postponed([one for one in judged if one.verdict in _WAIT], as_of, policy)
         if route is None and own_retry_topic:
             # Each of them has a way of its own, which a number serves once: the others are asked for again.
-            return Send((min(shown or send),), "group")
+            return Send((whose_turn(shown or send, send_number),), "group")
         if route is None and not shown:
             return NotNeeded(NO_ROUTE)
         everybody = set(send) == set(duplicates) and route != "group"

@@ -234,6 +234,7 @@ def _answer(sources: Sources, seen: Judgement, key: Key, who: str, why: str) -> 
         duplicates=duplicates,
         own_retry_topic=sends_to_one_group(sources, key.topic),
         never_sent=promise.send_count <= promise.refusals,
+        send_number=promise.send_count + 1,
     )
     if isinstance(decision, Send):
         if promise.status == "exhausted" or promise.send_count - promise.refusals >= budget:

@@ -25,10 +25,12 @@ from backstop.requests.policy import (
     RECONCILE,
     SEVERAL_SHARDS,
     TOO_OLD,
+    TRIAGE,
     Decision,
     NotNeeded,
     Postpone,
     Send,
+    asker_of,
     decide,
     is_by_incident,
     is_by_person,
@@ -85,7 +87,12 @@ def _without_held(
 ) -> tuple[Sequence[tuple[TopicShard, Sequence[Request]]], list[int]]:
     """Requests that several asked for without the groups of reconcile's that its blast radius holds by now: only a person sends to
     these. And the numbers of those that no group is left of, which stay as they are."""
-    ids = [one.request_id for _, some in topic_shards for one in some if one.asked_by is not None]
+    ids = [
+        one.request_id
+        for _, some in topic_shards
+        for one in some
+        if one.asked_by is not None or one.requested_by == TRIAGE
+    ]
     if not ids:
         return topic_shards, []
     with worker.control, worker.control.cursor() as cursor:
@@ -115,11 +122,16 @@ def _without_held(
 def _a_persons(
     worker: Worker, requests: Sequence[Request], decisions: Mapping[int, Decision]
 ) -> dict[int, Decision]:
-    """Of reconcile's requests to send, those that its blast radius holds by now: they close, and a person's answer opens them."""
+    """Of the copies that reconcile alone asked for, those that its blast radius holds by now: their requests close, and a person's
+    answer opens them."""
     sends = [
         one.request_id
         for one in requests
-        if one.requested_by == RECONCILE and isinstance(decisions[one.request_id], Send)
+        if isinstance(send := decisions[one.request_id], Send)
+        and all(
+            asker_of(group, one.requested_by, one.asked_by) == RECONCILE
+            for group in send.groups or worker.settings.groups_of(one.key.topic)
+        )
     ]
     if not sends:
         return {}
@@ -251,6 +263,7 @@ class _Decider:
             duplicates=self._duplicates,
             own_retry_topic=self._own_retry_topic,
             never_sent=situation["never_sent"],
+            send_number=situation["send_number"],
             asked_by=read_json(situation["asked_by"]) if situation["asked_by"] else None,
         )
         return Send(None, "topic") if self._rearms and isinstance(decision, Send) else decision

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from backstop.cases.open import open_case
 from backstop.model.records import Key, Verdict
-from backstop.requests.policy import Decision, Send, is_by_person
+from backstop.requests.policy import Decision, Send, asker_of, is_by_person
 from backstop.resend.claim import Request, TopicShard, Worker
 from backstop.resend.order_policy import STUCK, CaseKind, decide_order
 from backstop.runs.run import hold
@@ -80,8 +80,18 @@ def keep_order(
             heads.setdefault(judged.message_id, set()).add(judged.verdict)
     else:
         later = worker.instant() + worker.policy(topic_shard.topic).recheck
+    every = worker.settings.groups_of(topic_shard.topic)
+    # Of a copy that a machine asked for, too, nobody has said that it may overtake.
+    people = {
+        request.request_id
+        for request, send in sends
+        if all(
+            is_by_person(asker_of(group, request.requested_by, request.asked_by))
+            for group in send.groups or every
+        )
+    }
     lines = _lines_of_people(
-        worker, topic_shard, [r for r, _ in sends if is_by_person(r.requested_by)], around, heads
+        worker, topic_shard, [r for r, _ in sends if r.request_id in people], around, heads
     )
     for request, send in sends:
         near = around.get(request.key)
@@ -89,11 +99,11 @@ def keep_order(
             send,
             near,
             heads.get(near.open_before, ()) if near and near.open_before else (),
-            by_person=is_by_person(request.requested_by),
+            by_person=request.request_id in people,
             gap=worker.policy(topic_shard.topic).ordering_gap,
             later=later,
             moving=lines[near.ordering_key].before(request.key.message_id)
-            if near and near.ordering_key in lines and is_by_person(request.requested_by)
+            if near and near.ordering_key in lines and request.request_id in people
             else None,
         )
         kept[request.request_id] = answer.decision

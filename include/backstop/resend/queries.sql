@@ -105,8 +105,9 @@ SELECT run_id FROM run WHERE listed_in = %(listed_in)s;
 -- name: radius: how much of a topic lists and reconcile asked for, for a group, in the window, and how much was done for it
 SELECT
     (SELECT count(*) FROM resend_request q
+     CROSS JOIN LATERAL (SELECT coalesce(q.asked_by ->> %(group)s, q.asked_by ->> '*', q.requested_by) AS who) AS a
      WHERE q.topic = %(topic)s AND (q.groups IS NULL OR %(group)s = ANY (q.groups))
-         AND (q.requested_by = 'reconcile' OR starts_with(q.requested_by, %(person)s) OR q.requested_by ~ ' \(incident \d+\)$')
+         AND (a.who = 'reconcile' OR starts_with(a.who, %(person)s) OR a.who ~ ' \(incident \d+\)$')
          AND q.state NOT IN ('not_needed', 'superseded')
          -- What is asked for now counts by itself.
          AND NOT (q.state = 'open' AND q.message_id = ANY (%(ids)s::text[]))
@@ -135,7 +136,13 @@ SELECT r.request_id, array_agg(DISTINCT l.consumer_group) FROM resend_request r
 JOIN mass_loss_delivery l ON l.topic = r.topic AND l.message_id = r.message_id
     AND (r.groups IS NULL OR l.consumer_group = ANY (r.groups))
 WHERE r.request_id = ANY (%(ids)s::bigint[])
-    AND coalesce(r.asked_by ->> l.consumer_group, r.asked_by ->> '*', r.requested_by) = 'reconcile'
+    AND CASE
+        -- An earlier version, which did not keep who asked, may have added reconcile's groups to triage's: those without a dead letter.
+        WHEN r.asked_by IS NULL AND r.requested_by = 'triage' THEN NOT EXISTS (
+            SELECT FROM dead_letter d
+            WHERE d.state = 'replaying' AND d.topic = r.topic AND d.message_id = r.message_id AND d.send_number = r.send_number
+                AND d.consumer_group = l.consumer_group)
+        ELSE coalesce(r.asked_by ->> l.consumer_group, r.asked_by ->> '*', r.requested_by) = 'reconcile' END
 GROUP BY r.request_id;
 
 -- name: waiting: how much each group of a topic has before it, and how fast it goes

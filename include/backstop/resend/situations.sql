@@ -13,10 +13,10 @@ WITH message AS (
 ), asked AS (
     SELECT *, send_number > min(send_number) OVER (PARTITION BY topic, message_id) AS is_later FROM request
 )
-SELECT a.place, a.groups, a.asked_by, any_value(a.requested_by) AS requested_by, a.is_later, m.shards, v.verdict_numbers,
+SELECT a.place, a.groups, a.asked_by, a.send_number, any_value(a.requested_by) AS requested_by, a.is_later, m.shards, v.verdict_numbers,
     min(m.replay_from) AS replay_from, m.never_sent, list(a.request_id) AS request_ids
 FROM asked AS a
 JOIN topic_shard AS l ON l.place = a.place
 LEFT JOIN message AS m ON m.topic = a.topic AND m.message_id = a.message_id
 LEFT JOIN verdicts AS v ON v.topic = a.topic AND v.message_id = a.message_id
-GROUP BY a.place, a.groups, a.asked_by, a.asker, a.is_later, m.shards, v.verdict_numbers, m.never_sent, m.replay_from <= l.too_old;
+GROUP BY a.place, a.groups, a.asked_by, a.send_number, a.asker, a.is_later, m.shards, v.verdict_numbers, m.never_sent, m.replay_from <= l.too_old;

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from backstop.schema.cannot_grant import cannot_grant
-from backstop.schema.revisions import IN_MARIADB, version_table, whole
+from backstop.schema.revisions import IN_MARIADB, revisions, version_table, whole
 from backstop.sql.named import read_sql
 
 ROLES = (
@@ -50,6 +50,8 @@ def take_back_sql(role: str) -> str:
     """The statement for a PostgreSQL database of this role; the grants follow it in the same transaction."""
     ours = objects_of(role, role)
     return read_sql("backstop.schema", "take_back.sql").format(
+        version=version_table(role),
+        head=max(revisions(role)),
         roles=_listed(ROLES),
         relations=_listed(ours["TABLE"] + ours["VIEW"]),
         functions=_listed(ours["FUNCTION"]),

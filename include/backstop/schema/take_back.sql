@@ -7,7 +7,13 @@ DECLARE
     relations text[] := ARRAY[{relations}]::text[];
     functions text[] := ARRAY[{functions}]::text[];
     held record;
+    present text;
 BEGIN
+    SELECT version_num INTO present FROM {version};
+    IF present > '{head}' THEN
+        RAISE object_not_in_prerequisite_state USING MESSAGE =
+            'a later version of Backstop made this schema (revision ' || present || '): use the grants of that version';
+    END IF;
     FOR held IN
         WITH ours AS (
             SELECT pg_catalog.to_regclass(n.name)::oid AS oid FROM pg_catalog.unnest(relations) AS n (name)

@@ -14,16 +14,29 @@ CREATE FUNCTION asks_for_itself(said text) RETURNS boolean LANGUAGE sql STABLE A
                     OR right(c.decided_by, length(session_user::text) + 14) = ', approved by ' || session_user::text))
 $$;
 
--- A person's own login joins a request in its own name; who else asked for what stays as it is.
+-- A person's own login joins a request in its own name; who else asked for which of its groups stays as it is.
 CREATE FUNCTION join_for_yourself() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF NEW.asked_by IS NOT NULL AND speaks_as_person() AND (jsonb_typeof(NEW.asked_by) <> 'object' OR EXISTS (
-        SELECT FROM jsonb_each_text(NEW.asked_by) AS a (consumer_group, who)
-        WHERE a.who IS NULL
-            OR a.who IS DISTINCT FROM coalesce(OLD.asked_by ->> a.consumer_group, OLD.asked_by ->> '*', OLD.requested_by)
-                AND NOT asks_for_itself(a.who))) THEN
+    IF speaks_as_person() AND (coalesce(jsonb_typeof(NEW.asked_by), 'object') <> 'object' OR EXISTS (
+        SELECT FROM (
+            SELECT unnest(coalesce(NEW.groups, '{*}'))
+            UNION SELECT jsonb_object_keys(NEW.asked_by) WHERE jsonb_typeof(NEW.asked_by) = 'object'
+            UNION SELECT jsonb_object_keys(OLD.asked_by) WHERE NEW.groups IS NULL) AS g (wanted)
+        CROSS JOIN LATERAL (
+            SELECT coalesce(NEW.asked_by ->> g.wanted, NEW.asked_by ->> '*', NEW.requested_by) AS who,
+                CASE WHEN OLD.state = 'open' AND (OLD.groups IS NULL OR g.wanted = ANY (OLD.groups))
+                    THEN coalesce(OLD.asked_by ->> g.wanted, OLD.asked_by ->> '*', OLD.requested_by) END AS before) w
+        WHERE w.who IS DISTINCT FROM w.before AND NOT asks_for_itself(w.who))) THEN
         RAISE insufficient_privilege USING MESSAGE = 'the login ' || session_user::text || ' writes in its own name alone';
     END IF;
+    RETURN NEW;
+END
+$$;
+
+-- An earlier version reopens a request without a word of who asked: what was asked for before is over.
+CREATE FUNCTION forget_who_asked() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.asked_by := NULL;
     RETURN NEW;
 END
 $$;
@@ -36,7 +49,10 @@ DECLARE
 BEGIN
     EXECUTE 'ALTER FUNCTION asks_for_itself(text)' || path;
     EXECUTE 'ALTER FUNCTION join_for_yourself()' || path;
-    EXECUTE 'CREATE TRIGGER joins_for_itself BEFORE UPDATE OF asked_by ON resend_request FOR EACH ROW WHEN (' || person
+    EXECUTE 'ALTER FUNCTION forget_who_asked()' || path;
+    EXECUTE 'CREATE TRIGGER joins_for_itself BEFORE UPDATE OF asked_by, groups ON resend_request FOR EACH ROW WHEN (' || person
         || ') EXECUTE FUNCTION join_for_yourself()';
+    CREATE TRIGGER forgets_who_asked BEFORE UPDATE OF state ON resend_request FOR EACH ROW
+        WHEN (OLD.state IN ('not_needed', 'superseded') AND NEW.state = 'open') EXECUTE FUNCTION forget_who_asked();
 END
 $$;

@@ -85,7 +85,7 @@ def end_of(
     reason = "its request did not publish it"
     if given_up_by is not None:
         reason = GIVEN_UP
-    elif error is not None and error.startswith(FOR_GOOD):
+    elif error is not None and error.startswith(FOR_GOOD) and (groups is None or group in groups):
         reason = "refused_for_good"
     elif state == RequestState.NOT_NEEDED and error == _NO_ROUTE:
         reason = _NO_ROUTE
