@@ -151,6 +151,21 @@ def test_stubs_stopped(looks: list[dict[str, Any]], expected: bool | None) -> No
     assert answer_of(rules.stubs_stopped("orders", topics(*looks), LIMITS)) is expected
 
 
+def test_resends_count_while_a_reconcile_that_stands_still_counts_no_stub() -> None:
+    """A mapped table's stubs are counted up to its last reconcile, which may be longer ago than the window."""
+    resent = {"stored": 30, "resent": 30}
+    looks = topics(*[WELL] * 8, *[QUIET] * 12, resent, *[QUIET] * 3)
+    looks = [
+        *looks[:10],
+        *(replace(look, counted_until=looks[9].counted_until) for look in looks[10:-1]),
+        looks[-1],
+    ]
+    assert answer_of(rules.stubs_stopped("orders", looks, LIMITS)) is None
+    around = [replace(look, resent=0) for look in looks]
+    assert answer_of(rules.stubs_stopped("orders", around, LIMITS)) is True
+
+
+
 LOGS = {"passed": 30, "logged": 30}
 SILENT = {"passed": 30}
 HALF = {"passed": 30, "logged": 14}

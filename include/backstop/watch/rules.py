@@ -98,7 +98,9 @@ def stubs_stopped(topic: str, looks: Sequence[TopicSample], limits: Limits) -> A
         return None
     began = now[0].taken_at - limits.window
     around = [look for look in looks if look.counted_until > began]
-    recorded, resent, delayed = (_sum(around, name) for name in ("recorded", "resent", "delayed"))
+    recorded, delayed = (_sum(around, name) for name in ("recorded", "delayed"))
+    # What Backstop published is known at once, however late the stubs are counted.
+    resent = _sum([look for look in looks if look.taken_at > began], "resent")
     if recorded is None or resent is None or delayed is None or now[0].life != now[-1].life:
         return None
     if any(look.delayed for look in looks):
