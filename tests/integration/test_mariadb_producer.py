@@ -379,6 +379,26 @@ def test_a_row_that_a_trigger_refuses_costs_itself_and_not_its_shard(world: Mari
         world.database.run("DROP TRIGGER refuses")  # other tests have the database, too
 
 
+def test_a_stub_that_a_trigger_keeps_closed_is_named_and_the_others_are_reopened(
+    world: MariaStubWorld,
+) -> None:
+    keys = [Key(TOPIC, name) for name in ("a", "b", "odd")]
+    for key in keys:
+        world.put_stub(message_id=key.message_id, status="confirmed")
+    world.database.run(
+        "CREATE TRIGGER keeps BEFORE UPDATE ON message_stub FOR EACH ROW"
+        " IF NEW.message_id = 'odd' THEN SET NEW.status = OLD.status; END IF"
+    )
+    refused: list[tuple[Key, StoreFailed]] = []
+    try:
+        with MariaStubs("shop_a", world.database.dsn) as stubs:
+            assert sum(apply_apart(keys, stubs.reopen, refused)) == 2
+            closed = [key for key, one in stubs.stubs(keys).items() if one.status == "confirmed"]
+    finally:
+        world.database.run("DROP TRIGGER keeps")
+    assert [key for key, _ in refused] == closed == keys[2:]
+
+
 @pytest.mark.parametrize("change", ["claim", "settle", "promote", "recover"])
 def test_rows_that_another_transaction_holds_cost_themselves_and_not_their_shard(
     world: MariaStubWorld, monkeypatch: pytest.MonkeyPatch, change: str

@@ -253,6 +253,37 @@ def test_a_row_that_its_database_refuses_to_reopen_keeps_no_other_from_it(
     assert (status_of_each(world)["odd"], unfinished(world)) == ("pending", 0)
 
 
+@pytest.mark.parametrize("does", ["RETURN NULL", "NEW.status := OLD.status; RETURN NEW"])
+def test_a_row_that_a_trigger_keeps_closed_without_an_error_leaves_the_restore_unfinished(
+    world: World, odd: None, capfd: pytest.CaptureFixture[str], does: str
+) -> None:
+    world.run(
+        SHARDS["shop_a"],
+        "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN {does}; END $$",
+    )
+    for name in ("a", "b", "odd", "z"):
+        world.stub(name, sends=1, status="confirmed")
+    pause(world)
+    since = (datetime.now(UTC) - HOUR).isoformat()
+    restore = ["restore", "consumer", "billing_db", "--since", since]
+    assert run_app(restore) == 3
+    said = capfd.readouterr().err
+    assert "1 row, such as odd of orders: " in said and "without an error" in said
+    assert "3 stubs are due again" in said
+    assert status_of_each(world) == {
+        "a": "pending",
+        "b": "pending",
+        "odd": "confirmed",
+        "z": "pending",
+    }
+    assert unfinished(world) == 1
+    world.run(SHARDS["shop_a"], "DROP TRIGGER refuse ON message_stub")
+    assert run_app(restore) == 0
+    assert "reopened 1" in capfd.readouterr().out
+    assert (status_of_each(world)["odd"], unfinished(world)) == ("pending", 0)
+
+
 def test_a_message_that_its_database_refuses_to_hold_keeps_no_other_from_being_held(
     world: World, odd: None
 ) -> None:

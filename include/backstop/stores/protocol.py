@@ -470,7 +470,9 @@ class StubStore(StubSource, Protocol):
         ...
 
     def reopen(self, keys: Sequence[Key]) -> int:
-        """After a restore of somebody else: these messages are pending and due, where a run closed them. One commit; returns how many."""
+        """After a restore of somebody else: these messages are pending and due, where a run closed them. One commit; returns how many.
+
+        Raises StoreFailed, and changes nothing, when its database keeps one closed, with an error or without."""
         ...
 
     def void(self, key: Key) -> bool:

@@ -14,6 +14,7 @@ from backstop.model.records import Key, Outcome
 from backstop.sql.connection import storable_keys
 from backstop.sql.mariadb_keys import BYTES_OF_STATEMENT, ROWS_OF_STATEMENT, listed, with_stubs
 from backstop.sql.named import load
+from backstop.stores.kept_closed import kept_closed
 from backstop.stores.mariadb.keys import by_topic, naive, to_micros
 from backstop.stores.protocol import Claim, Handed, Settlement, StubOutcomes
 
@@ -206,7 +207,10 @@ def reopen(cursor: Any, keys: Sequence[Key]) -> int:
     number = 0
     for values, by_id in by_topic(keys):
         if held := _held(cursor, SQL["hold_closed"], {**values, "ids": listed(by_id)}):
-            cursor.execute(SQL["reopen"], {**values, "ids": listed(held)})
+            given = {**values, "ids": listed(held)}
+            cursor.execute(SQL["reopen"], given)
+            if closed := _held(cursor, SQL["hold_closed"], given):
+                raise kept_closed(len(closed))
             number += len(held)
     return number
 

@@ -26,6 +26,7 @@ from backstop.sql.connection import (
     readable,
 )
 from backstop.sql.named import load
+from backstop.stores.kept_closed import kept_closed
 from backstop.stores.locked_rows import change_rows
 from backstop.stores.postgresql.check import check
 from backstop.stores.postgresql.privileges import PRODUCER
@@ -474,7 +475,12 @@ class PostgresStubs:
         def work(cursor: Cursor) -> int:
             cursor.execute(self._sql["by_key"])
             cursor.execute(self._sql["reopen"], values)
-            return cursor.rowcount
+            reopened = cursor.rowcount
+            cursor.execute(self._sql["still_closed"], values)
+            ((closed,),) = cursor.fetchall()
+            if closed:
+                raise kept_closed(closed)
+            return reopened
 
         return self._change(keys, work)
 

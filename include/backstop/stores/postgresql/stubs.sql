@@ -572,3 +572,9 @@ ORDER BY p.topic, p.message_id;
 UPDATE message_stub s SET status = 'pending', next_check_at = clock_timestamp(), updated_at = clock_timestamp()
 FROM (SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS u (topic, message_id) ORDER BY 1, 2) k
 WHERE s.topic = k.topic AND s.message_id = k.message_id AND s.status IN ('confirmed', 'exhausted');
+
+-- name: still_closed: how many of these stubs a trigger, for example, has kept closed
+SELECT count(*) FROM message_stub s
+JOIN (SELECT * FROM unnest(%(topics)s::text[], %(message_ids)s::text[]) AS u (topic, message_id)) k
+    ON s.topic = k.topic AND s.message_id = k.message_id
+WHERE s.status IN ('confirmed', 'exhausted');
