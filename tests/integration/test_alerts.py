@@ -831,6 +831,22 @@ def test_an_on_call_service_has_one_incident_a_story_which_its_closing_resolves(
     assert [one["payload"]["severity"] for one in told.json.taken[:2]] == ["critical", "warning"]
 
 
+def test_a_thread_that_is_too_long_for_an_on_call_service_has_an_incident_of_its_own(
+    told: Told,
+) -> None:
+    """PagerDuty takes a key of 255 characters, and refuses a longer one each time."""
+    from apprise.plugins import pagerduty
+
+    told.monkeypatch.setitem(pagerduty.PAGERDUTY_API_LOOKUP, "us", f"http://{told.json.address}")
+    told.json.answers = 202
+    for end in ("a", "b", "b"):
+        thread = f"audit-2030-01-01/floor_is_old group {'n' * 230}{end}"
+        assert sent_to("pagerduty://key@token/backstop", thread=thread) is None
+    first, *others = [one["dedup_key"] for one in told.json.taken]
+    assert first not in others and len({*others}) == 1
+    assert all(len(key) <= 255 for key in (first, *others))
+
+
 def test_what_an_id_holds_stays_text_where_a_room_renders_markup(told: Told) -> None:
     from apprise.plugins.slack import NotifySlack
 

@@ -673,5 +673,6 @@ def test_each_place_with_a_breach_is_told_whatever_its_name(world: System) -> No
         run = open_run(conn, "audit", "*", world.settings)
         for _ in range(2):
             record(conn, run, day_of(world.settings, run.as_of, today()), looks)
-    told = world.rows("control", "SELECT title FROM alert ORDER BY alert_id")
-    assert [title.partition(" in ")[2] for (title,) in told] == places
+    told = world.rows("control", "SELECT title, thread FROM alert ORDER BY alert_id")
+    assert [title.partition(" in ")[2] for title, _ in told] == places
+    assert len({thread for _, thread in told}) == len(places), "each is an incident of its own"

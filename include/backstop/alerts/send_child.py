@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from http.client import HTTPException
 from ipaddress import ip_address
 from typing import Any
@@ -130,7 +131,7 @@ def apprise(channel: Mapping[str, Any]) -> Send | str:
         kind = NotifyType.SUCCESS if message["closing"] else types[message["severity"]]
         if scheme == "pagerduty":
             # One incident a story: told again it is the same one, and its closing alert resolves it.
-            plugin.action, plugin.dedup = "map", f"backstop/{message['thread']}"
+            plugin.action, plugin.dedup = "map", _incident_key(message["thread"])
         taken = plugin.notify(
             body=_as_text(message["body"]),
             title=_as_text(message["title"]),
@@ -140,6 +141,12 @@ def apprise(channel: Mapping[str, Any]) -> Send | str:
         return None if taken is True else said.kind()
 
     return send
+
+
+def _incident_key(thread: str) -> str:
+    """The thread, or its SHA-256 where PagerDuty would refuse the length: an audit's has a name of up to 200 characters in it."""
+    key = f"backstop/{thread}"
+    return key if len(key) <= 255 else f"backstop/{sha256(key.encode()).hexdigest()}"
 
 
 def _as_text(text: str) -> str:

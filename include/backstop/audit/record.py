@@ -90,8 +90,8 @@ def _indexable(subject: str) -> str:
 def _alert(run: Run, day: Day, look: Look, number: int) -> dict[str, str]:
     named = ", ".join(breach.subject for breach in look.breaches[:SAID])
     return {
-        # A key that ends in /over or /closed would end a story; and each place needs a key of its own.
-        "dedup_key": f"audit-{day.name}/{look.invariant}/{look.place.replace('%', '%25').replace('/', '%2F')}",
+        # The two parts of a key up to its second slash are the thread, which is one incident on call: each place has its own.
+        "dedup_key": f"audit-{day.name}/{look.invariant} {look.place.replace('%', '%25').replace('/', '%2F')}",
         "severity": "warning" if look.invariant in LATE else "critical",
         "title": f"The audit of {day.name} found {number} breaches of {look.invariant} in {look.place}",
         "body": f"What must hold: {INVARIANTS[look.invariant]}. It does not for {named}{' and others' if number > SAID else ''}."
