@@ -29,7 +29,7 @@ from backstop.watch.sample_groups import forget
 from backstop.watch.samples import QueueSample
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
-from lake_world import CONSUMER
+from lake_world import CONSUMER, PRODUCER
 from system import System, settings_dict, system
 
 DAY = 86400.0
@@ -783,6 +783,32 @@ def test_a_log_in_a_lake_needs_no_spark_to_be_watched(servers: tuple[Postgres, V
         assert world.rows("control", "SELECT DISTINCT state FROM run WHERE duty = 'watch'") == [
             ("done",)
         ]
+
+
+def test_a_finding_about_stubs_ends_where_they_are_in_a_lake(
+    servers: tuple[Postgres, Valkey],
+) -> None:
+    mapping = {**PRODUCER, "dialect": "parquet", "tables": ["theirs/outbox"]}
+    lake = {"kind": "mapped", "connection": "lake", "mapping": mapping}
+    given = settings_dict(policy=POLICY)
+    given["producers"]["lake"] = lake
+    given["topics"]["orders"]["mode"] = "observe"
+    with system(*servers, **given) as world:
+        world.urls["lake"] = "file:///nowhere"
+        world.rows(
+            "control",
+            """INSERT INTO watch_finding (rule, topic, consumer_group, severity, title, body)
+            SELECT rule, topic, '*', 'critical', 't', 'b'
+            FROM unnest(ARRAY['offsets_stopped', 'stubs_stopped']) rule, unnest(ARRAY['orders', 'payments']) topic""",
+        )
+        watch = Watch(world)
+        watch.look()
+        assert [(rule, topic) for rule, topic, *_ in watch.findings()] == [
+            ("offsets_stopped", "payments"),
+            ("stubs_stopped", "payments"),
+        ]
+        said = world.rows("control", "SELECT body FROM alert WHERE dedup_key LIKE '%%/over'")
+        assert len(said) == 2 and all("without Spark" in body for (body,) in said)
 
 
 def test_an_inbox_that_says_no_time_of_receipt_has_not_stopped_logging(

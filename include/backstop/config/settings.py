@@ -587,6 +587,11 @@ class Settings(_Frozen):
         mapping = self.consumers[self.groups[group].store].mapping
         return mapping is None or (not mapping.is_lake and mapping.received_at is not None)
 
+    def counts_stubs(self, topic: str) -> bool:
+        """Whether who runs no Spark can count the topic's stubs."""
+        mappings = [its.mapping for its in self.producers.values() if its.mapping is not None]
+        return not any(its.is_lake and topic in its.topics.values() for its in mappings)
+
     def lake_stores(self) -> set[str]:
         """The consumers whose logs are lake tables."""
         stores = self.consumers.items()

@@ -50,6 +50,8 @@ def _why(settings: Settings, rule: str, topic: str, group: str, as_of: datetime)
         )
     if topic not in settings.topics:
         return f"The topic {topic} is not in backstop.yaml any more"
+    if rule in ("offsets_stopped", "stubs_stopped") and not settings.counts_stubs(topic):
+        return f"The stubs of {topic} are in a lake table, and nobody can count them without Spark"
     if group == "*":
         return None
     if group not in settings.groups_of(topic):
