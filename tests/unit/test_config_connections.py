@@ -64,10 +64,12 @@ def test_an_unknown_connection_says_where_it_was_looked_for() -> None:
         Connections(resolver={}.get).url("shop")
 
 
-@pytest.mark.parametrize("path", ["leases", "0/1", "1-0"])
+@pytest.mark.parametrize("path", ["leases", "0/1", "1-0", "?db=one"])
 def test_a_database_of_redis_that_is_no_number_is_refused(path: str) -> None:
     """The client would take number 0 for it, which may be the broker's."""
-    with pytest.raises(ConfigurationError, match="redis://:password@host:6379/0"):
+    with pytest.raises(
+        ConfigurationError, match=r"database is not a number.* redis://:password@host:6379/0"
+    ):
         Connections({"shop": f"redis://h:6379/{path}"}.get).url("shop")
     assert Connections({"shop": "redis://h:6379/1"}.get).url("shop") == "redis://h:6379/1"
 
@@ -182,6 +184,7 @@ def test_airflows_json_form_becomes_a_url(
         ("mongo://me:x@h:1/db?tls=true", "mongodb://me:x@h:1/db?tls=true"),
         ("redis://:x@h:1/2", "redis://:x@h:1/2"),
         ("redis://:x@h:1/?db=2", "redis://:x@h:1/2"),
+        ("redis://:x@h:1/leases?db=2", "redis://:x@h:1/2"),
         ("redis://h/?__extra__=%7B%22db%22%3A%202%2C%20%22ssl%22%3A%20true%7D", "rediss://h/2"),
         ("postgresql://u@/control?host=db.example", "postgresql://u@/control?host=db.example"),
         (

@@ -253,16 +253,17 @@ def _as_url(ref: str, value: str) -> str:
         # Airflow writes an extra that is more than flat text as JSON in one parameter.
         extra.update(read_json(extra.pop("__extra__", "{}")))
         scheme, path = _SCHEMES.get(parts.scheme), parts.path.lstrip("/")
-        if scheme in ("redis", "rediss") and "db" in extra:
-            path = str(int(extra["db"]))  # as redis-py; Airflow writes it there
-        elif scheme in ("redis", "rediss") and path:
-            path = str(int(path.rstrip("/")))  # redis-py takes number 0 for what is no number
     except (ValueError, TypeError):
         raise _unknown(ref, "it is not a URL", _AS_URL) from None
     if not parts.scheme:
         raise _unknown(ref, "it is not a URL", _AS_URL)
     if scheme is None:
         return text
+    if scheme in ("redis", "rediss") and ("db" in extra or path):
+        try:  # as redis-py, which takes number 0 for a path that is none; Airflow writes it behind the question mark
+            path = str(int(extra.get("db", path.rstrip("/"))))
+        except (ValueError, TypeError):
+            raise _unknown(ref, "its database is not a number", _AS_URL) from None
     return _url(scheme, parts.netloc, path, extra)
 
 
