@@ -165,7 +165,6 @@ def test_resends_count_while_a_reconcile_that_stands_still_counts_no_stub() -> N
     assert answer_of(rules.stubs_stopped("orders", around, LIMITS)) is True
 
 
-
 LOGS = {"passed": 30, "logged": 30}
 SILENT = {"passed": 30}
 HALF = {"passed": 30, "logged": 14}

@@ -24,8 +24,9 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from backstop.model.errors import StoreUnavailable
+from backstop.model.errors import ConfigurationError, StoreUnavailable
 from backstop.model.mask_secrets import mask_secrets
+from backstop.model.redis_url import AS_URL, require_database
 
 Call = tuple["Script", Sequence[bytes], Sequence[bytes]]
 """A script, its keys (of one hash tag) and its arguments."""
@@ -50,11 +51,19 @@ class Script:
 class RedisExchange:
     """A server or a cluster (`cluster=True`), by its URL. Safe to share between threads.
 
-    Opened by the first call. Every failure is StoreUnavailable, which names no password; what a failed call did is
-    unknown.
+    Raises ConfigurationError for a database that is not a number. Opened by the first call. Every failure is
+    StoreUnavailable, which names no password; what a failed call did is unknown.
     """
 
     def __init__(self, url: str, *, cluster: bool = False, timeout: float = SOCKET_SECONDS) -> None:
+        try:
+            require_database(url)
+        except ValueError:  # its text repeats what it could not read: a part of the password
+            raise ConfigurationError(
+                "The connection of the Redis that holds the leases is not a URL, or its database is not a number.",
+                unaffected="No lease was asked for.",
+                next_step=AS_URL,
+            ) from None
         self._url, self._is_cluster = url, cluster
         self._options: dict[str, Any] = {
             "socket_timeout": timeout,

@@ -14,7 +14,6 @@ from datetime import timedelta
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -29,6 +28,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from backstop.model.errors import BrokerUnavailable, ConfigurationError
+from backstop.model.redis_url import AS_URL, require_database
 
 Command = tuple[str | bytes | int, ...]
 ROUND_BYTES = 8 * 1024 * 1024
@@ -85,7 +85,7 @@ class Exchange:
         self.seconds = timeout.total_seconds()
         self._scripts = {script.sha: script for script in scripts}
         try:
-            _require_database(url)
+            require_database(url)
             self._pool = redis.ConnectionPool.from_url(
                 url,
                 socket_connect_timeout=connect_timeout.total_seconds(),
@@ -97,10 +97,9 @@ class Exchange:
             )
         except ValueError:  # its own text repeats what it could not read: a part of the password
             raise ConfigurationError(
-                "The connection of a Redis Streams broker is not a URL of Redis.",
+                "The connection of a Redis Streams broker is not a URL of Redis, or its database or an option is not a number.",
                 unaffected="Nothing was sent or read.",
-                next_step="Write it as redis://user:password@host:6379/0 (rediss:// for TLS). In a password write @ : / ? # and % as %40"
-                " %3A %2F %3F %23 and %25.",
+                next_step=AS_URL,
             ) from None
 
     def close(self) -> None:
@@ -200,14 +199,6 @@ def no_answer(answer: Any, doing: str) -> BrokerUnavailable | None:
         refused = isinstance(answer, NotSent) and answer.refused
         return unavailable(doing, answer.why, refused=refused)
     return None
-
-
-def _require_database(url: str) -> None:
-    """Raises ValueError for a database that is no number: redis-py would take number 0 for it."""
-    parts = urlsplit(url)
-    database = parts.path.strip("/")
-    if parts.scheme in ("redis", "rediss") and database and not database.isdecimal():
-        raise ValueError(database)
 
 
 def unavailable(doing: str, why: str, *, refused: bool = False) -> BrokerUnavailable:
