@@ -247,12 +247,12 @@ def test_every_wrong_value_is_named_at_once_with_path_value_and_what_is_allowed(
         (
             "people/deciders",
             [7],
-            'people.deciders.0: 7; allowed: an id as text, in quotes: "7", or {id: "7", name: the login}',
+            'people.deciders.0: (not shown); allowed: an id as text, in quotes, or {id: "...", name: the login}',
         ),
         (
             "people/deciders",
             [{"id": 7, "name": "ann"}],
-            "people.deciders.0.id: 7; allowed: text, in quotes",
+            "people.deciders.0.id: (not shown); allowed: text, in quotes",
         ),
         (
             "people/second_person",
@@ -283,6 +283,16 @@ def test_a_wrong_value_is_one_line_in_the_words_of_the_file(
 ) -> None:
     """Not in Python's, nor a line for each type that would have fitted."""
     assert refused(changed((path, value))) == [line]
+
+
+@pytest.mark.parametrize("written", ["0123", "{id: 0123}"])
+def test_an_id_that_yaml_takes_for_a_number_is_not_shown_as_another_one(written: str) -> None:
+    """It reads 0123 as 83."""
+    text = f"{yaml.safe_dump(SMALLEST)}people: {{deciders: [{written}]}}\n"
+    with pytest.raises(ConfigurationError) as error:
+        parse(text)
+    assert "people.deciders.0" in error.value.what and "in quotes" in error.value.what
+    assert "83" not in str(error.value)
 
 
 def test_no_for_duplicates_may_be_written_without_quotes() -> None:

@@ -179,7 +179,10 @@ def _path(loc: Sequence[int | str]) -> str:
 
 
 def _shown(kind: str, given: object) -> str:
-    """A refused value, unless it may be, or hold, a URL in the place of a connection or of what names one."""
+    """A refused value, unless it may be, or hold, a URL in the place of a connection or of what names one; or is a number in the place
+    of text: YAML reads 0123 as 83, which may be another person's id."""
+    if kind in ("decider", "string_type") and type(given) in (int, float):
+        return HIDDEN
     single = isinstance(given, str) or not isinstance(given, Collection)
     return _short(given) if single and kind != REFUSED and kind not in _WANTS_MANY else HIDDEN
 

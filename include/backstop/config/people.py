@@ -65,7 +65,7 @@ class Decider(BaseModel):
     @classmethod
     def _from_text(cls, value: Any) -> Any:
         if isinstance(value, int):
-            says = f'an id as text, in quotes: "{value}", or {{id: "{value}", name: the login}}'
+            says = 'an id as text, in quotes, or {id: "...", name: the login}'
             raise PydanticCustomError("decider", "{says}", {"says": says})
         return {"id": value} if isinstance(value, str) else value
 
