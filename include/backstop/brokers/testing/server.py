@@ -12,7 +12,8 @@ from backstop.model.records import Outcome
 VISIBILITY = timedelta(milliseconds=400)
 """How long a consumer may hold a message before another gets it."""
 DELIVERY_LIMIT = 3
-SEND_TIMEOUT = timedelta(seconds=2)
+SEND_TIMEOUT = timedelta(seconds=5)
+"""Longer than a busy machine stands still: else each client of its own could be refused at any moment of a test."""
 
 
 class ServerUnderTest(Protocol):
