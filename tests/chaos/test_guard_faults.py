@@ -6,7 +6,6 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -18,12 +17,14 @@ from backstop.client import RedisExchange, RedisGuard, leased
 from backstop.client.lease_store import LeaseStore
 from backstop.leases.front import ASK_AGAIN
 from backstop.leases.lease import Acquired, Busy, Done
+from backstop.leases.redis_exchange import SOCKET_SECONDS
 from backstop.model.records import Message
 from backstop_lab.chaos.servers import Server
 from backstop_lab.servers.valkey import Valkey
 from client_world import GROUP, TOPIC, Database
 from fault_world import (  # noqa: F401
     AN_HOUR,
+    LEASE,
     PATIENT,
     SOON,
     Child,
@@ -44,23 +45,28 @@ from fault_world import (  # noqa: F401
 from guard_handlers import apply_under_fence, insert_effect
 from guard_world import GuardWorld, acquired, arrival
 
+LIMIT = SOCKET_SECONDS
+"""Seconds that a Redis which hangs may cost."""
+
 
 def test_redis_is_flushed_while_workers_consume_and_everything_is_done_once(
     servers: Servers, database: Database, guarding: Server, broker: RedisStreams
 ) -> None:
     client = redis.Redis.from_url(guarding.url(""))
-    with Fleet(servers, insert_effect, fronted(guarding.url(""), PATIENT)).at_work() as fleet:
+    with Fleet(servers, insert_effect, fronted(guarding.url(""))).at_work() as fleet:
         for wave in range(6):
             publish(broker, wave * 30, wave * 30 + 30, copies=2)
             until("the middle of a wave", lambda wave=wave: effects(database) >= wave * 30 + 10)
             assert client.dbsize() > 0
             client.flushall()
         until("the end", lambda: nothing_left(broker))
+        # A batch is counted after its acknowledgement, and a copy that came to two workers twice.
+        until("the last count", lambda: fleet.counts.get("done", 0) >= 180)
         client.flushall()
-        asked = fleet.counts.get("done", 0)
+        asked = fleet.counts["done"]
         publish(broker, 0, 180)
         until("every late copy", lambda: nothing_left(broker))
-        assert fleet.counts["done"] - asked == 180, "the database knew, and told each"
+        until("the database's word on each", lambda: fleet.counts["done"] - asked >= 180)
     assert_once(database, broker, 180)
 
 
@@ -111,7 +117,7 @@ def test_what_redis_evicts_is_asked_of_the_database(
 ) -> None:
     client = redis.Redis.from_url(guarding.url(""))
     client.config_set("maxmemory-policy", "allkeys-lru")
-    with Fleet(servers, insert_effect, fronted(guarding.url(""), PATIENT)).at_work() as fleet:
+    with Fleet(servers, insert_effect, fronted(guarding.url(""))).at_work() as fleet:
         publish(broker, 0, 20)
         until("the connections", lambda: nothing_left(broker))
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 30_000)
@@ -119,10 +125,12 @@ def test_what_redis_evicts_is_asked_of_the_database(
         until("the end", lambda: nothing_left(broker))
         assert client.info("stats")["evicted_keys"] > 20
         evicted = 300 - len(list(client.scan_iter("*:m:*", count=1000)))
+        assert evicted > 20
+        # A batch is counted after its acknowledgement, and a copy that came to two workers twice.
+        until("the last count", lambda: fleet.counts.get("done", 0) >= 280)
         before = fleet.counts
         publish(broker, 0, 300)
         until("every late copy", lambda: nothing_left(broker))
-        # A batch is counted after its acknowledgement.
         until(
             "the last count",
             lambda: (
@@ -130,9 +138,6 @@ def test_what_redis_evicts_is_asked_of_the_database(
                 and fleet.counts["front_asked"] - before["front_asked"] >= evicted
             ),
         )
-        after = fleet.counts
-        assert after["done"] - before["done"] == 300
-        assert after["front_asked"] - before["front_asked"] >= evicted > 20
     assert_once(database, broker, 300)
 
 
@@ -161,14 +166,14 @@ def test_a_redis_that_is_down_is_counted_and_nobody_waits_for_it(
     workers = [known.worker() for _ in range(3)]
     guarding.kill()
     took = [busy_done_and_new(one, f"new-{n}") for n, one in enumerate(workers)]
-    assert min(took) < 1.0, "a machine that stands still for a moment makes one longer, not all"
+    assert max(took) < PATIENT / 2
     for one, seconds in zip(workers, took, strict=True):
         counts = one.drain_counts()
         assert 1 <= counts.pop("front_away") <= 1 + seconds / ASK_AGAIN
         assert counts == {"front_asked": 3}
     worker, *_ = workers
     later = [busy_done_and_new(worker, f"later-{n}") for n in range(10)]
-    assert statistics.median(later) < 0.5
+    assert statistics.median(later) < 1.0
     assert worker.drain_counts().get("front_away", 0) <= 1 + sum(later) / ASK_AGAIN
     assert known.see("new-1") is not None
     guarding.start()
@@ -183,7 +188,7 @@ def test_a_redis_that_is_down_is_counted_and_nobody_waits_for_it(
 def test_a_redis_that_hangs_costs_one_time_limit_and_is_then_left_alone(
     known: GuardWorld, guarding: Server
 ) -> None:
-    workers = [known.worker() for _ in range(3)]
+    workers = [known.worker(patience=LIMIT) for _ in range(3)]
     for n, one in enumerate(workers):
         busy_done_and_new(one, f"before-{n}")  # connected
         one.drain_counts()
@@ -191,13 +196,13 @@ def test_a_redis_that_hangs_costs_one_time_limit_and_is_then_left_alone(
     took: list[float] = []
     for n, worker in enumerate(workers):
         took.append(busy_done_and_new(worker, f"new-{n}"))
-        if took[-1] < 3.0:
+        if took[-1] < 2 * LIMIT:
             break  # a machine that stands still for a moment makes one of them longer, but not all
-    assert min(took) > 1.5 and took[-1] < 3.0, "its time limit of 2 s, once"
-    ends, more, later = time.monotonic() + 3, count(), list[float]()
+    assert min(took) > 0.75 * LIMIT and took[-1] < 2 * LIMIT, "its time limit, once"
+    ends, more, later = time.monotonic() + 1.5 * LIMIT, count(), list[float]()
     while time.monotonic() < ends:  # longer than the time limit
         later.append(busy_done_and_new(worker, f"later-{next(more)}"))
-    assert statistics.median(later) < 1.0
+    assert statistics.median(later) < 0.5 * LIMIT
     assert worker.drain_counts()["front_away"] == 1
     guarding.thaw()
 
@@ -205,7 +210,7 @@ def test_a_redis_that_hangs_costs_one_time_limit_and_is_then_left_alone(
 def test_work_goes_on_while_redis_is_down_and_hangs(
     servers: Servers, database: Database, guarding: Server, broker: RedisStreams
 ) -> None:
-    with Fleet(servers, insert_effect, fronted(guarding.url(""))).at_work() as fleet:
+    with Fleet(servers, insert_effect, fronted(guarding.url(""), 0.5)).at_work() as fleet:
         for wave, (fault, mend) in enumerate(
             [(guarding.kill, guarding.start), (guarding.freeze, guarding.thaw)]
         ):
@@ -230,9 +235,7 @@ def test_with_redis_alone_and_away_nothing_is_begun_and_nothing_acknowledged(
         apply_under_fence(database.dsn, message, work)
 
     def alone() -> RedisGuard:
-        return RedisGuard(
-            RedisExchange(url, timeout=PATIENT), GROUP, lease=timedelta(seconds=3), retry_after=SOON
-        )
+        return RedisGuard(RedisExchange(url, timeout=PATIENT), GROUP, lease=LEASE, retry_after=SOON)
 
     with Fleet(servers, leased(handle), alone).at_work() as fleet:
         publish(broker, 0, 20)

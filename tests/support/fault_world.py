@@ -28,11 +28,12 @@ from backstop_lab.servers.valkey import Valkey
 from client_world import EFFECT, GROUP, TOPIC, Database, open_broker
 from committed import empty
 from guard_handlers import TABLES
+from guard_world import PATIENT
 
 SOON = timedelta(milliseconds=100)
 AN_HOUR = 3600.0
-PATIENT = 60.0
-"""Seconds in which a server answers that nobody freezes, on a machine that stands still for a while."""
+LEASE = timedelta(seconds=30)
+"""Of workers that nobody freezes or kills: none ends while a machine stands still."""
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).parents[1] / "chaos" / "guard_worker_child.py"
 
@@ -176,7 +177,7 @@ class Fleet:
                 GROUP,
                 way,
                 redis=store,
-                lease=timedelta(seconds=3),
+                lease=LEASE,
                 retry_after=SOON,
                 batch=5,
                 wait=SOON,
@@ -198,11 +199,9 @@ class Fleet:
         assert len(self._ended) == len(self._threads), "a worker ended with an error, or not at all"
 
 
-def fronted(url: str, timeout: float = 0.5) -> Callable[[], Front]:
+def fronted(url: str, timeout: float = PATIENT) -> Callable[[], Front]:
     """With so many seconds for each answer of Redis."""
-    return lambda: Front(
-        RedisExchange(url, timeout=timeout), GROUP, lease=timedelta(seconds=3), retry_after=SOON
-    )
+    return lambda: Front(RedisExchange(url, timeout=timeout), GROUP, lease=LEASE, retry_after=SOON)
 
 
 class Child:

@@ -23,6 +23,8 @@ from maria_world import MariaDatabase
 KINDS = ("database", "front", "redis")
 IN_MARIADB = ("mariadb", "mariadb_front")
 """The first two of them, where the work is in MariaDB."""
+PATIENT = 60.0
+"""Seconds in which a Redis answers that nobody freezes, on a machine that stands still for a while."""
 A, B = payload_hash(b"a"), payload_hash(b"b")
 ID = "order-1:paid"
 STATES = {"C": "CONSUMING", "D": "CONSUMED", "F": "FAILED", "E": "EXPIRED"}
@@ -75,10 +77,12 @@ class GuardWorld:
         lease: timedelta = LEASE,
         retry_after: timedelta = RETRY_AFTER,
         connect: Callable[[], Any] | None = None,
+        patience: float = PATIENT,
     ) -> LeaseStore:
-        """A worker of its own: no connection, nothing remembered is shared with another."""
+        """A worker of its own: no connection, nothing remembered is shared with another. `patience`: seconds for an answer of
+        Redis."""
         named: dict[str, Any] = {"lease": lease, "retry_after": retry_after, "owner_host": "host|1"}
-        exchange = RedisExchange(self.url)
+        exchange = RedisExchange(self.url, timeout=patience)
         if self.kind == "redis":
             store = lease_store(
                 None,
