@@ -149,8 +149,7 @@ def consume(places: dict[str, str]) -> None:
             lambda: dying(places["consumer"]),
             GROUP,
             handler,
-            lease=timedelta(seconds=1),
-            wait=timedelta(seconds=5),
+            wait=timedelta(seconds=60),
         )
         consumer.run_once()
 

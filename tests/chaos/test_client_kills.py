@@ -128,6 +128,7 @@ def test_a_killed_consumer_is_followed_by_one_that_does_the_work_exactly_once(
         [state] if state else []
     )
     assert len(consumer.run("SELECT 1 FROM effect")) == effects
+    consumer.end_lease(GROUP, TOPIC, ID, 1.0)
     counts = follow(broker, consumer, lambda c: pending(broker) == 0)
     row = consumer.one("SELECT * FROM consumer_log")
     assert (row["state"], row["attempts"]) == ("CONSUMED", 2 if state == "CONSUMING" else 1)
