@@ -26,9 +26,7 @@ Open = Callable[..., Any]
 def publishing(postgres: Postgres, valkey: Valkey) -> Open:
     @contextmanager
     def opened(name: str = "cap", **changes: Any) -> Iterator[Repaired]:
-        # On a busy machine seconds may pass between a number and its copy.
-        policy = {"attempt_timeout": "30s", "claim_timeout": "60s", **changes.pop("policy", {})}
-        settings = repair_settings(name, "publish", policy=policy, **changes)
+        settings = repair_settings(name, "publish", **changes)
         with system(postgres, valkey, **settings) as running:
             yield make_repaired(postgres, running, name, "publish")
 

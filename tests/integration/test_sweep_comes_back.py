@@ -25,9 +25,7 @@ from system import System, system
 
 @pytest.fixture
 def world(postgres: Postgres, valkey: Valkey) -> Iterator[System]:
-    # On a busy machine seconds may pass between a number and its copy.
-    policy = {"attempt_timeout": "30s", "claim_timeout": "60s"}
-    with system(postgres, valkey, policy=policy) as running:
+    with system(postgres, valkey) as running:
         yield running
 
 

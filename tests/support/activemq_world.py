@@ -187,9 +187,7 @@ def _world_of(urls: dict[str, str], server: Server) -> Iterator[World]:
             topics={TOPIC: {"broker": "amq", "groups": [GROUP], "mode": "repair"}},
             policy={
                 "max_send_duration": "3s",
-                "attempt_timeout": "4s",
                 "first_check": "4s",
-                "backoff_base": "5s",
             },
         )
     )

@@ -22,6 +22,7 @@ from backstop.schema.migrate import migrate
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from committed import empty, rows
+from system import SENDS
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROLES = {
@@ -38,6 +39,7 @@ GROUPS = {"billing": "consumer_billing", "shipping": "consumer_shipping"}
 def written_settings() -> dict[str, Any]:
     """The embedded settings, with `refunds` only observed and `payments` taken by a group without duplicates."""
     content: dict[str, Any] = yaml.safe_load((PROJECT / "backstop.yaml").read_text())
+    content["policy"].update(SENDS)
     content["topics"]["refunds"]["mode"] = "observe"
     content["groups"]["audit"] = {
         "store": "billing_db",

@@ -31,6 +31,7 @@ from backstop.schema.migrate import migrate
 from backstop_lab.servers.postgres import Postgres
 from backstop_lab.servers.valkey import Valkey
 from committed import empty, rows
+from system import SENDS
 
 ROOT = Path(__file__).parents[2]
 ROLES = {
@@ -51,6 +52,7 @@ class World:
         self.keys = Keys()
         self.raw = redis.Redis.from_url(urls["backstop_broker"])
         self.written: dict[str, Any] = yaml.safe_load((ROOT / "backstop.yaml").read_text())
+        self.written["policy"].update(SENDS)
 
     @property
     def connections(self) -> Connections:
