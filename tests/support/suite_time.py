@@ -1,7 +1,8 @@
 """Order, placing and time budgets of the test files, from `budgets.toml`.
 
 With workers, each file goes to one worker and files that share a live server go to the same one; the longest begin first, so
-that none is left for the end. In CI a file that exceeds its budget fails the run.
+that none is left for the end. In CI a file that exceeds its budget fails the run; where the whole run takes longer than usual,
+because the machine is slower, the budgets grow with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import os
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -21,10 +24,20 @@ DEFAULT = 600.0
 SHORT = 100.0
 """Its place in the order is that of one with so many: files that take long are listed."""
 SLOWEST = 20
+ROOM = 5.0
+"""So many times what a file took are its budget."""
+MANY = 50
+"""Listed files that say how slow the machine is."""
 
 
 def file_of(nodeid: str) -> str:
     return nodeid.split("::", 1)[0]
+
+
+def slowness(spent: Mapping[str, float], budgets: Mapping[str, float]) -> float:
+    """How many times as long as usual this run takes, by the middle one of the listed files; 1 at least, and where they are few."""
+    shares = [ROOM * seconds / budgets[file] for file, seconds in spent.items() if file in budgets]
+    return max(1.0, median(shares)) if len(shares) >= MANY else 1.0
 
 
 class Scheduler(LoadScopeScheduling):
@@ -138,10 +151,11 @@ class SuiteTime:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(self.config, "workerinput") or not os.environ.get("CI"):
             return
+        times = slowness(self.spent, self.budgets)
         self.over = [
-            f"{file}: {seconds:.0f} s, its budget is {self.budgets.get(file, DEFAULT):.0f} s"
+            f"{file}: {seconds:.0f} s, its budget is {times:.1f} x {self.budgets.get(file, DEFAULT):.0f} s"
             for file, seconds in sorted(self.spent.items())
-            if seconds > self.budgets.get(file, DEFAULT)
+            if seconds > times * self.budgets.get(file, DEFAULT)
         ]
         if self.over and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
