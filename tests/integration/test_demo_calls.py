@@ -129,7 +129,7 @@ def test_what_a_person_decides_or_a_send_was_asked_for_is_not_judged_again(
 def test_a_run_waits_for_stubs_that_become_due_in_a_moment(world: World, story: Story) -> None:
     world.stub("due")
     world.stub("soon", shard="shop_b")
-    world.run("producer_b", "UPDATE message_stub SET next_check_at = now() + interval '2 seconds'")
+    world.run("producer_b", "UPDATE message_stub SET next_check_at = now() + interval '5 seconds'")
     assert story.look() == []
     world.run("producer_b", "UPDATE message_stub SET next_check_at = now() + interval '1 minute'")
     assert story.look() == ["reconcile"]

