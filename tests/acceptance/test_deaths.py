@@ -29,7 +29,6 @@ from backstop_lab.servers.receive_alerts import AlertReceivers
 from backstop_lab.shop import demand
 from backstop_lab.shop.databases import change
 
-pytestmark = pytest.mark.timeout(300)
 TEXTS = {
     demand.NOT_JSON: "JSONDecodeError: ",
     demand.FIELD_MISSING: "MissingField: order ",

@@ -20,8 +20,6 @@ from backstop_lab.demo.stage import BOOKKEEPERS, BOOKKEEPING, Stage
 from backstop_lab.platform import Platform
 from backstop_lab.shop.databases import change
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:

@@ -73,7 +73,7 @@ def main(given: dict[str, Any]) -> None:
             wait=timedelta(milliseconds=100),
         )
         print(json.dumps(["started", time.time()]), flush=True)
-        counts = run_until_signal(consumer, stop_within=timedelta(seconds=5))
+        counts = run_until_signal(consumer, stop_within=timedelta(seconds=60))
         consumer.close()
     print(json.dumps(["ended", dict(counts)]), flush=True)
 

@@ -49,7 +49,7 @@ def main(given: dict[str, Any]) -> None:
             fetch=50,
         )
         print(json.dumps(["started"]), flush=True)
-        counts = run_until_signal(consumer, stop_within=max(lease, timedelta(seconds=5)))
+        counts = run_until_signal(consumer, stop_within=timedelta(seconds=60))
         consumer.close()
     print(json.dumps(["ended", dict(counts)]), flush=True)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from backstop_lab.chaos.page import page
 from backstop_lab.chaos.run import run_chaos
 from backstop_lab.chaos.schedule import KINDS, schedule
@@ -13,7 +11,6 @@ from backstop_lab.chaos.schedule import KINDS, schedule
 SEED, SECONDS, EVERY = 12, 24.0, 1.2
 
 
-@pytest.mark.timeout(420)
 def test_a_short_storm_harms_no_message(tmp_path: Path) -> None:
     # Another start of Spark would cost more than all the rest.
     storm = [

@@ -110,7 +110,7 @@ def test_two_workers_that_meet_at_a_business_row_apply_each_message_once(
 
     def handle(connection: Any, message: Message, work: Any) -> Row:
         if message.message_id == "m-0" and next(turns) < 2:
-            met.wait(20)  # two of the workers stand before one row at once, each with a copy
+            met.wait(120)  # two of the workers stand before one row at once, each with a copy
         return apply_under_lock(connection, message)
 
     publish(broker, 0, size, copies=3)

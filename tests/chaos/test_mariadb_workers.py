@@ -91,7 +91,7 @@ def at_work(
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
     assert not failed
     return total
 
@@ -240,7 +240,7 @@ def test_with_the_server_away_or_hanging_nothing_is_begun_and_nothing_acknowledg
             maria_server.start()
         until("the end", lambda: nothing_left(broker))
         stop.set()
-        worker.join(20)
+        worker.join(120)
         consumer.close()
     assert sorted(set(begun)) == sorted(f"m-{n}" for n in range(40))
     assert_once(maria, broker, 40)

@@ -155,7 +155,7 @@ def ended(process: subprocess.Popen[str]) -> dict[str, int]:
     """Its counts, after the signal."""
     while (said := line(process))[0] != "ended":
         pass
-    assert process.wait(20) == 0
+    assert process.wait(120) == 0
     return dict(said[1])
 
 

@@ -29,7 +29,7 @@ from ordered_world import OrderedWorld
 
 TOPIC, QUEUES, KEYS = "proofs", 8, 1_000
 SOON = timedelta(milliseconds=20)
-SLOWEST = 100
+SLOWEST = 20
 """Messages a second: what waits at the end is done no slower than this."""
 MANY = int(os.environ.get("PROOF_MESSAGES") or 0)
 """Sizes of the large proofs, where somebody wants others."""
@@ -39,7 +39,7 @@ EFFECT = (
 )
 
 
-def until(what: str, holds: Callable[[], Any], seconds: float = 60.0) -> None:
+def until(what: str, holds: Callable[[], Any], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come"

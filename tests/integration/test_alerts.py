@@ -388,7 +388,7 @@ def test_two_deliverers_at_once_send_everything_once(told: Told) -> None:
     def one() -> None:
         conn = connect(settings, Connections())
         try:
-            both.wait(30)
+            both.wait(120)
             deliver(settings, Connections(), conn)
         finally:
             conn.close()
@@ -397,7 +397,7 @@ def test_two_deliverers_at_once_send_everything_once(told: Told) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     told.deliver(settings)
     assert sorted(keys(told.hook.taken)) == [f"case/{number}" for number in range(1, 9)]
     assert sorted(keys(told.desk.taken)) == sorted(keys(told.hook.taken))

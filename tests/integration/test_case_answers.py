@@ -373,7 +373,7 @@ def test_of_two_people_at_once_one_is_refused(
     real, both = subject._finish, threading.Barrier(2)
 
     def together(*arguments: Any) -> Decided:
-        both.wait(30)
+        both.wait(120)
         return real(*arguments)
 
     monkeypatch.setattr(subject, "_finish", together)
@@ -397,7 +397,7 @@ def test_of_two_people_at_once_one_is_refused(
     for one in people:
         one.start()
     for one in people:
-        one.join(60)
+        one.join(240)
     assert sorted(type(end).__name__ for end in ended.values()) == ["Decided", "DecisionRefused"], (
         ended
     )

@@ -115,7 +115,7 @@ def world(broker: RedisStreams, consumer: Database) -> World:
     return World(broker, consumer)
 
 
-def drain(consumer: Consumer, until: Callable[[Counts], bool], seconds: float = 60.0) -> Counts:
+def drain(consumer: Consumer, until: Callable[[Counts], bool], seconds: float = 240.0) -> Counts:
     """Run batches until the condition holds."""
     counts, deadline = Counts(), time.monotonic() + seconds
     while not until(counts):
@@ -713,7 +713,7 @@ def test_when_the_database_is_away_everything_is_handed_back_uncounted(world: Wo
     world.publish("a", "b", "c")
     away = f"postgresql://nobody:x@127.0.0.1:{free_port()}/x"
     with world.worker(connect=lambda: psycopg2.connect(away, connect_timeout=2)) as consumer:
-        given_back, deadline = Counts(), time.monotonic() + 30
+        given_back, deadline = Counts(), time.monotonic() + 120
         while given_back.get("given_back", 0) <= 3 * DELIVERY_LIMIT:
             assert time.monotonic() < deadline, f"not handed back: {given_back}"
             with pytest.raises(StoreUnavailable) as raised:
@@ -759,7 +759,7 @@ def test_a_database_killed_in_the_handler_loses_nothing_and_doubles_nothing(
     }
 
 
-def _set_when(stop: threading.Event, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def _set_when(stop: threading.Event, condition: Callable[[], bool], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -877,7 +877,7 @@ def test_a_database_that_is_away_before_the_batch_is_looked_at_strands_nothing(
     url = [f"postgresql://nobody:x@127.0.0.1:{free_port()}/x"]
     with world.worker(connect=lambda: psycopg2.connect(url[0], connect_timeout=2)) as consumer:
         consumer._subscription = Numbered(consumer._subscription)
-        counts, deadline = Counts(), time.monotonic() + 30
+        counts, deadline = Counts(), time.monotonic() + 120
         while counts.get("given_back", 0) < 9:
             assert time.monotonic() < deadline, f"not handed back: {counts}"
             with suppress(StoreUnavailable):

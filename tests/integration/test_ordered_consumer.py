@@ -505,7 +505,7 @@ def test_a_key_that_waits_with_many_followers_keeps_no_other_key_of_its_queue_fr
 
     world.publish(*ids("a", 40), "b-000")
     with world.worker(handler=handle, fetch=20) as worker:
-        world.step(worker, until=lambda: world.effects() == ["b-000"], seconds=20)
+        world.step(worker, until=lambda: world.effects() == ["b-000"])
         assert world.parked() == {}
         away.clear()
         world.step(worker, until=lambda: world.lag() == 0)
@@ -581,7 +581,7 @@ def test_poison_at_a_limit_is_no_downstream_and_is_parked_once_there_is_room(
         assert world.database.run("SELECT * FROM downstream_away") == []
         (first,) = world.parked()
         world.answer("discard key", first)
-        world.step(worker, until=lambda: set(world.parked()) - {first}, seconds=20)
+        world.step(worker, until=lambda: set(world.parked()) - {first})
 
 
 def test_a_message_that_kills_its_process_each_time_is_parked_without_another_try(
@@ -687,7 +687,7 @@ def test_a_suspect_that_hangs_holds_up_the_others_for_a_bounded_time_only(
     def handle(connection: Any, message: Message, work: Work) -> None:
         if message.message_id in ("a-000", "b-000"):
             hangs.set()
-            assert go_on.wait(30)
+            assert go_on.wait(300)
         write_effect(connection, message, "w2")
 
     world.publish("a-000", "b-000")
@@ -724,7 +724,7 @@ def test_a_database_that_went_away_during_each_try_parks_nothing(world: OrderedW
     world.publish("a-000", "a-001")
     counts = Counts()
     with world.worker(handler=handle, lease=timedelta(seconds=30)) as worker:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while world.lag() and time.monotonic() < deadline:
             worker.step(counts)
             worker._wait_for_result(0.01)
@@ -975,7 +975,7 @@ def test_a_worker_that_lost_its_queue_has_no_effect_and_the_new_owner_does_it_in
     def slow(connection: Any, message: Message, work: Work) -> None:
         write_effect(connection, message, "w1")
         entered.set()
-        assert go_on.wait(60)
+        assert go_on.wait(300)
 
     world.publish(*ids("a", 3))
     counts = Counts()
@@ -1105,7 +1105,7 @@ def test_a_handler_that_fails_after_the_drain_does_not_hide_that_its_queue_stand
     def slow(connection: Any, message: Message, work: Work) -> None:
         if message.message_id == "b-000":
             entered.set()
-            assert go_on.wait(60)
+            assert go_on.wait(300)
         raise ValueError(message.message_id)
 
     world.broker.delete_topic(TOPIC)
@@ -1242,7 +1242,7 @@ def test_a_member_that_stands_still_in_its_beat_is_ended_by_the_server(
     one, two, queue = own
     monkeypatch.setattr(queue_owner, "idle_limit", lambda *_: "50")
     assert queue_owner.renew(one, GROUP, "w1", [queue], timedelta(0)) == {queue}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not queue_owner.take(two, GROUP, TOPIC, "w2", [0], 1):
         two.commit()
         assert time.monotonic() < deadline, "one frozen member keeps its queue from everybody"
@@ -1394,7 +1394,7 @@ def test_a_leased_head_that_lost_its_lease_while_it_waited_for_a_thread_is_not_b
     def handle(message: Message, work: Work) -> None:
         called.append(message.message_id)
         entered.set()
-        assert go_on.wait(60)
+        assert go_on.wait(300)
 
     world.publish("a-000", "b-000")
     with world.worker(handler=leased(handle), workers=1) as late:
@@ -1447,7 +1447,7 @@ def test_a_handler_that_outlasts_the_drain_has_no_effect_and_its_queue_goes_on(
     def slow(connection: Any, message: Message, work: Work) -> None:
         write_effect(connection, message, "w1")
         entered.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
 
     mine, counts, stop = ids("a", 3), Counts(), threading.Event()
     world.publish(*mine)
@@ -1485,7 +1485,7 @@ def test_a_queue_with_too_many_open_messages_is_not_read_on_until_they_are_done(
 
     def handle(connection: Any, message: Message, work: Work) -> None:
         if message.message_id.startswith("slow"):
-            assert go_on.wait(30)
+            assert go_on.wait(300)
         write_effect(connection, message, "w1")
 
     def gaps() -> int:
@@ -1578,11 +1578,11 @@ def test_a_restored_database_is_asked_again_whatever_was_finished_before(
         stop = threading.Event()
         running = threading.Thread(target=worker.run, args=(stop,))
         running.start()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 240
         while world.effects() != mine and time.monotonic() < deadline:
             time.sleep(0.02)
         stop.set()
-        running.join(15)
+        running.join(120)
     assert world.effects() == mine
     assert set(world.states().values()) == {"CONSUMED"}
 
@@ -1653,7 +1653,7 @@ def test_what_was_fetched_when_the_database_went_away_is_done_before_what_comes_
             worker.step(counts)
         assert worker.in_process() == 4
         world.publish(mine[4])
-        counts = world.step(worker, until=lambda: world.lag() == 0, seconds=20)
+        counts = world.step(worker, until=lambda: world.lag() == 0)
     assert (world.effects(), counts["done"]) == (mine, 3)
 
 
@@ -1692,7 +1692,7 @@ def test_what_nobody_does_leaves_no_gap_and_what_was_done_above_an_open_message_
     def handle(connection: Any, message: Message, work: Work) -> None:
         if message.message_id == "slow-000":
             entered.set()
-            assert go_on.wait(60)
+            assert go_on.wait(300)
         write_effect(connection, message, "w1")
 
     with world.worker(handler=handle) as worker:
@@ -1835,7 +1835,7 @@ def test_what_the_broker_assigns_is_taken_and_what_it_revokes_is_drained_and_the
         submit = one._pool.submit
 
         def hold(task: Any) -> None:
-            submit(lambda store: (entered.set(), go_on.wait(60), task(store))[2])
+            submit(lambda store: (entered.set(), go_on.wait(300), task(store))[2])
 
         one._pool.submit = hold  # type: ignore[method-assign]
         world.step(one, until=entered.is_set)

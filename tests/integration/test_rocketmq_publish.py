@@ -34,7 +34,7 @@ def open_rocketmq() -> Iterator[Open]:
 
     def one(server: Server, url: str | None = None, **options: Any) -> RocketMQ:
         opened.append(
-            RocketMQ(url or server.url(), **{"connect_timeout": timedelta(seconds=2), **options})
+            RocketMQ(url or server.url(), **{"connect_timeout": timedelta(seconds=10), **options})
         )
         return opened[-1]
 

@@ -134,7 +134,7 @@ def test_two_runs_that_meet_the_same_broken_rows_lock_them_in_one_order(world: S
             assert second.is_alive(), "it did not wait for the first"
         cursor.execute(lock, (keys[1],))
         other.rollback()
-        second.join(30)
+        second.join(120)
 
 
 def test_a_part_is_written_by_one_try_and_again_only_after_that_one_failed(world: System) -> None:
@@ -157,7 +157,7 @@ def test_a_part_is_written_by_one_try_and_again_only_after_that_one_failed(world
         while world.rows("control", waits) != [(1,)]:
             assert second.is_alive(), "it did not wait for the first"
         first.rollback()
-    second.join(30)
+    second.join(120)
     try_it(False)
     assert tried == [True, False]
     found = world.rows(

@@ -254,7 +254,7 @@ def test_an_owner_whose_transaction_is_still_open_wins(table: Table) -> None:
     while table.run(waiting) == [(0,)] and thread.is_alive():
         time.sleep(0.15)  # the server shows the same answer to whoever asks more often
     owner.run("COMMIT")
-    thread.join(30)
+    thread.join(120)
     owner.connection.close()
     assert counts == [{"looked": 1, "moved_on": 1}]
     assert table.rows() == {"m-1": "CONSUMED"}
@@ -295,14 +295,14 @@ def test_two_sweeps_at_once_free_each_row_once(table: Table) -> None:
     counts: list[dict[str, int]] = []
     threads = [
         threading.Thread(
-            target=lambda: counts.append(sweep(table, Log(meanwhile=lambda: both.wait(30))))
+            target=lambda: counts.append(sweep(table, Log(meanwhile=lambda: both.wait(120))))
         )
         for _ in range(2)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert sum(one.get("reclaim", 0) for one in counts) == 400
     assert sum(one.get("moved_on", 0) for one in counts) == 400
     assert table.rows() == {}

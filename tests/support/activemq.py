@@ -112,7 +112,7 @@ def compile_java(source: Path, into: Path) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert made.returncode == 0, made.stdout + made.stderr
     return path

@@ -28,7 +28,7 @@ from backstop_lab.servers.postgres import Postgres
 from system import fresh_databases, settings_dict
 
 TOPIC, GROUP = "orders", "billing"
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 240.0
 
 
 def until(what: str, holds: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:

@@ -195,7 +195,7 @@ class Fleet:
         finally:
             self._stop.set()
             for thread in self._threads:
-                thread.join(30)
+                thread.join(120)
         assert len(self._ended) == len(self._threads), "a worker ended with an error, or not at all"
 
 
@@ -266,7 +266,7 @@ class Child:
         self.send(signal.SIGTERM)
         while (line := self.line())[0] != "ended":
             pass
-        assert self.process.wait(20) == 0
+        assert self.process.wait(120) == 0
         return dict(line[1])
 
     def __enter__(self) -> Child:

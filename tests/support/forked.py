@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-SECONDS = 120
+SECONDS = 300
 
 
 class Ended(NamedTuple):

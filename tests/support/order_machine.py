@@ -294,7 +294,7 @@ class OrderMachine(RuleBasedStateMachine):
         finally:
             worker.main().after_lock = None
             if thread.ident:
-                thread.join(10)
+                thread.join(120)
                 assert not thread.is_alive()
 
     def _last_released(self, key: str) -> tuple[int, int] | None:

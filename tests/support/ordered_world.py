@@ -104,7 +104,7 @@ class OrderedWorld:
             subscription.close()
 
     def step(
-        self, *consumers: OrderedConsumer, until: Callable[[], Any], seconds: float = 60.0
+        self, *consumers: OrderedConsumer, until: Callable[[], Any], seconds: float = 240.0
     ) -> Counts:
         """Rounds of these consumers until the condition holds."""
         counts, deadline = Counts(), time.monotonic() + seconds

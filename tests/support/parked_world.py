@@ -75,7 +75,7 @@ class ParkedWorld:
         if consumer is None:
             with self.worker() as own:
                 return self.work(until, own)
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + 240
         while not until():
             assert time.monotonic() < deadline, f"not reached: {self.parked()}, {self.effects()}"
             consumer._looked_at = float("-inf")

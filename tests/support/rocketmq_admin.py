@@ -41,7 +41,7 @@ def ask(
     *,
     ok: tuple[int, ...] = (0,),
     login: tuple[str, str] | None = None,
-    timeout: float = 5.0,
+    timeout: float = 60.0,
     tls: bool = False,
 ) -> Answer:
     """Sends one request to a port of the loopback; raises OSError when nobody answers, Refused for a code not in `ok`."""

@@ -25,7 +25,7 @@ from rocketmq_server import OF_THE_SERVER, RocketMQ
 SOURCES = sorted(
     set((Path(__file__).parents[1] / "java" / "rocketmq").glob("*.java")) - set(OF_THE_SERVER)
 )
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 240.0
 
 
 @dataclass(frozen=True)

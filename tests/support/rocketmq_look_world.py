@@ -18,7 +18,7 @@ from backstop.brokers.rocketmq.wire.pool import Pool
 from backstop.config.rocketmq_delay_levels import parse_levels
 from rocketmq_server import RocketMQ
 
-WAIT = 60.0
+WAIT = 240.0
 _numbers = count()
 
 
@@ -27,7 +27,7 @@ class World:
 
     def __init__(self, server: RocketMQ, brokers: list[str] | None = None) -> None:
         self.server = server
-        self.pool = Pool(Address.parse(server.url()), connect_timeout=2.0)
+        self.pool = Pool(Address.parse(server.url()), connect_timeout=10.0)
         routes, clock = Routes(self.pool, brokers=brokers, answer_timeout=10.0), Clock(self.pool)
         levels = parse_levels(server.settings["messageDelayLevel"])
         self.schedule = Schedule(self.pool, clock, levels)

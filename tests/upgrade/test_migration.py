@@ -240,7 +240,7 @@ def test_an_index_waits_for_an_open_transaction_for_a_limited_time_and_is_built_
     begun = time.monotonic()
     with pytest.raises(StoreUnavailable, match=r"message_stub_order waited 0\.5 s") as caught:
         build_indexes(builder, "backstop_producer_version", [sql], lock_seconds=0.5)
-    assert time.monotonic() - begun < 10 and "pg_stat_activity" in caught.value.next_step
+    assert time.monotonic() - begun < 60 and "pg_stat_activity" in caught.value.next_step
     builder.close()
     run(
         url,

@@ -72,7 +72,7 @@ def _compile(sources: Sequence[Path], into: Path, libraries: Sequence[str]) -> N
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     if made.returncode != 0:
         raise LocalServerError(

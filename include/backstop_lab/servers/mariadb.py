@@ -18,7 +18,7 @@ from backstop_lab.servers.postgres import server_environment
 from backstop_lab.servers.unprivileged import choose_run_as
 
 SUPERUSER = "backstop"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 ONLY_OURS = "DELETE FROM mysql.global_priv WHERE User IN ('root', '');\nFLUSH PRIVILEGES;\n"
 PACKAGES = "mariadb-server-core mariadb-client-core"
 
@@ -214,7 +214,7 @@ class MariaDB:
                 "--skip-test-db",
             ],
             env=server_environment(),
-            seconds=120,
+            seconds=300,
         )
         if done.returncode != 0:
             raise LocalServerError(

@@ -14,7 +14,7 @@ from backstop_lab.servers.fetch_mongodb import HOME, installed, jars
 from backstop_lab.servers.java import java
 from backstop_lab.servers.ports import LOOPBACK, free_port
 
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 MAIN = Path(__file__).with_name("MongoInMemory.java")
 
 

@@ -21,7 +21,7 @@ from backstop_lab.servers.ports import LOOPBACK, free_port
 from backstop_lab.servers.unprivileged import choose_run_as
 
 SUPERUSER = "backstop"
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 INSTALLED = {"16": "pginstall", "18": "pginstall18"}
 
 # No unix socket: everything goes through the port and its password. A name lookup or JIT would only add time.
@@ -205,7 +205,7 @@ class Postgres:
                     "--no-instructions",
                 ],
                 env=server_environment(),
-                seconds=120,
+                seconds=300,
             )
         finally:
             handed_over.unlink()

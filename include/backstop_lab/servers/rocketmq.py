@@ -32,7 +32,7 @@ from backstop_lab.servers.share_classes import shared_classes
 CLUSTER = "DefaultCluster"
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
 FULL_AT = 0.90
 """The part of the disk in use above which a broker accepts no message. No setting moves it."""
 NO_REPLICAS = Path(__file__).with_name("NoReplicas.java")

@@ -78,7 +78,7 @@ def can_run(way: RunAs, program: Path, directory: Path) -> bool:
             check=False,
             capture_output=True,
             stdin=subprocess.DEVNULL,
-            timeout=30,
+            timeout=120,
         )
     except FileNotFoundError:
         return False  # no setpriv or no unshare here

@@ -17,7 +17,7 @@ from backstop_lab.servers.child import Child, LocalServerError, end_leftover
 from backstop_lab.servers.ports import LOOPBACK, free_port
 from backstop_lab.servers.postgres import server_environment
 
-START_SECONDS = 60.0
+START_SECONDS = 120.0
 
 # The append-only file is the durability; a snapshot beside it would only cost. Nothing is ever evicted: a
 # full
