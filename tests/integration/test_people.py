@@ -23,6 +23,7 @@ from backstop.decisions.note import add_note
 from backstop.evidence.sources import Sources
 from backstop.incidents.replay import Wanted, run_incident
 from backstop.model.errors import ConfigurationError, DecisionRefused
+from backstop.requests.ask import Ask, ask
 from backstop.resend.run_once import Listing, run_duty
 from backstop.restore.pause import pause, resume
 from backstop.runs.run import close_run, open_run
@@ -425,6 +426,24 @@ SEEN = """
     INSERT INTO resend_batch (topic) VALUES ('orders');
     INSERT INTO resend_request (shard, topic, message_id, send_number, reason, requested_by)
     VALUES ('shop_a', 'orders', 'q', 1, 'r', 'reconcile')"""
+
+
+def test_a_login_joins_what_reconcile_asked_for_by_the_case_that_it_decides(
+    world: World, ann: Any
+) -> None:
+    world.stub("a")
+    with world.conn, world.conn.cursor() as cursor:
+        ask(cursor, [Ask("shop_a", "orders", "a", 1, None, "lost", "reconcile")], None)
+    case_id = found(world, "overdue", "a")
+    decided(world, ann, case_id, "resend")
+    assert world.control("SELECT requested_by, groups, asked_by, state FROM resend_request") == [
+        (
+            f"case {case_id}",
+            None,
+            {"billing": f"case {case_id}", "*": "reconcile"},
+            "open",
+        )
+    ]
 
 
 def test_a_login_adds_itself_alone_to_who_asked_for_which_group(world: World, ann: Any) -> None:

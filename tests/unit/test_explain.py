@@ -11,7 +11,7 @@ import pytest
 from backstop.cli.out import printable
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Verdict
-from backstop.reports.explain import evidence, next_step
+from backstop.reports.explain import evidence, next_step, who_asked
 from backstop.verdicts import frames
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -220,6 +220,33 @@ def test_no_send_to_another_group_is_called_refused(sends: int, refusals: int, s
     seen = {**JUDGED.evidence, "send_count": sends, "refusals": refusals}
     judged = replace(JUDGED, verdict=Verdict.UNSENT, reason="refused", evidence=seen)
     assert says in evidence(judged)
+
+
+@pytest.mark.parametrize(
+    ("requested_by", "asked_by", "is_sent"),
+    [
+        ("reconcile", None, False),
+        ("case 1", None, True),
+        ("triage", None, True),
+        ("case 1", {"billing": "reconcile", "shipping": "case 1"}, False),
+        ("case 1", {"shipping": "reconcile", "*": "case 1"}, True),
+    ],
+)
+def test_what_reconcile_asked_for_before_a_mass_loss_held_it_is_promised_to_nobody(
+    requested_by: str, asked_by: dict[str, str] | None, is_sent: bool
+) -> None:
+    request = {**OPEN, "requested_by": requested_by, "asked_by": asked_by}
+    says = next_step(JUDGED, mode="repair", paused=None, requests=[request], in_mass_loss=True)
+    assert ("is claimed from" in says, "a person decides" in says) == (is_sent, not is_sent)
+
+
+def test_a_request_names_who_asked_for_which_group() -> None:
+    assert who_asked({"requested_by": "case 1", "asked_by": None}) == "case 1"
+    asked_by = {"*": "reconcile", "shipping": "case 1", "billing": "triage"}
+    assert (
+        who_asked({"requested_by": "case 1", "asked_by": asked_by})
+        == "triage (billing), case 1 (shipping), reconcile (the other groups)"
+    )
 
 
 @pytest.mark.parametrize("in_mass_loss", [True, False])

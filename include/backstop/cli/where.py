@@ -170,6 +170,8 @@ def _show_queues(topic: str, as_json: bool) -> None:
 
 
 def _print(story: MessageHistory) -> None:
+    from backstop.reports.explain import who_asked
+
     out.line(f"{story.topic} {story.message_id}", style="bold")
     for subject, why in story.unreachable.items():
         out.line(f"  not answered: {subject}: {why}", style="red")
@@ -197,7 +199,7 @@ def _print(story: MessageHistory) -> None:
     for request in story.requests:
         error = f"; {request['error']}" if request["error"] else ""
         out.line(
-            f"  request {request['request_id']} for send {request['send_number']} by {request['requested_by']}"
+            f"  request {request['request_id']} for send {request['send_number']} by {who_asked(request)}"
             f" ({request['reason']}): {request['state']}, {out.cell(request['updated_at'])}{error}"
         )
     for case in story.cases:

@@ -8,7 +8,7 @@ from typing import Any
 
 from backstop.evidence.judge_by_key import Judged
 from backstop.model.records import Verdict
-from backstop.requests.policy import asker_of, is_by_person
+from backstop.requests.policy import EVERY_GROUP, RECONCILE, asker_of, is_by_person
 from backstop.verdicts.frames import instant
 
 _MISSING = {
@@ -97,7 +97,9 @@ def next_step(
         if request["groups"] is not None and judged.consumer_group not in request["groups"]:
             continue
         asker = asker_of(judged.consumer_group, request["requested_by"], request["asked_by"])
-        if is_forgotten and request["state"] == "open" and not is_by_person(asker):
+        if request["state"] == "open" and (
+            (is_forgotten and not is_by_person(asker)) or (in_mass_loss and asker == RECONCILE)
+        ):
             continue  # its claim finds that only a person may send it
         send = f"send {request['send_number']} (request {request['request_id']})"
         if request["state"] == "claimed":
@@ -135,6 +137,18 @@ def next_step(
     if judged.next_look_at is None:
         return "nothing by itself" + asks
     return f"looked at again from {_moment(judged.next_look_at)} on{asks}"
+
+
+def who_asked(request: Mapping[str, Any]) -> str:
+    """Who asked for a request; of one that several asked for, who for which of its groups."""
+    if not request["asked_by"]:
+        return str(request["requested_by"])
+    return ", ".join(
+        f"{who} ({'the other groups' if group == EVERY_GROUP else group})"
+        for group, who in sorted(
+            request["asked_by"].items(), key=lambda item: (item[0] == EVERY_GROUP, item[0])
+        )
+    )
 
 
 def _gave_up(group: str, requests: Sequence[Mapping[str, Any]]) -> int | None:

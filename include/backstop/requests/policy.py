@@ -44,6 +44,7 @@ SEVERAL_SHARDS = "broken contract: on several shards: "
 of them delay no ramp."""
 
 EVERY_GROUP = "*"
+"""In `asked_by`: all groups that are not named there."""
 
 BEGUN = frozenset({Verdict.STALLED, Verdict.DEAD_LETTERED})
 """Its work was begun, and may have had its effect."""
@@ -105,6 +106,15 @@ def asker_of(group: str, requested_by: str, asked_by: Mapping[str, str] | None) 
     """Who asked for this group of a request. `asked_by`: where several did, by group (EVERY_GROUP: the others)."""
     asked = asked_by or {}
     return asked.get(group) or asked.get(EVERY_GROUP) or requested_by
+
+
+def askers_of(
+    groups: Iterable[str], requested_by: str, asked_by: Mapping[str, str] | None
+) -> set[str]:
+    """Who asked for any of these groups, by asker_of."""
+    if asked_by is None:
+        return {requested_by}
+    return {asker_of(group, requested_by, asked_by) for group in groups}
 
 
 def whose_turn(groups: Collection[str], send_number: int) -> str:
@@ -208,7 +218,8 @@ def decide(
 ) -> Decision:
     """One request, judged again at its claim. `asked`: its groups (null: all); `judged`: every delivery of
     its message; `never_sent`: no copy of it can be in the broker. `replay_from`: the instant from which
-    replay_horizon counts. `asked_by`: see asker_of; each group is sent to by the authority of who asked for it.
+    replay_horizon counts. `send_number`: the request's (see whose_turn). `asked_by`: see asker_of; each group is sent to by the
+    authority of who asked for it.
 
     Groups that need no copy any more, or not yet, are left out of the send; the others do not wait for them.
     """

@@ -30,7 +30,7 @@ from backstop.requests.policy import (
     NotNeeded,
     Postpone,
     Send,
-    asker_of,
+    askers_of,
     decide,
     is_by_incident,
     is_by_person,
@@ -128,10 +128,10 @@ def _a_persons(
         one.request_id
         for one in requests
         if isinstance(send := decisions[one.request_id], Send)
-        and all(
-            asker_of(group, one.requested_by, one.asked_by) == RECONCILE
-            for group in send.groups or worker.settings.groups_of(one.key.topic)
+        and askers_of(
+            send.groups or worker.settings.groups_of(one.key.topic), one.requested_by, one.asked_by
         )
+        == {RECONCILE}
     ]
     if not sends:
         return {}

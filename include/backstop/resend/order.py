@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from backstop.cases.open import open_case
 from backstop.model.records import Key, Verdict
-from backstop.requests.policy import Decision, Send, asker_of, is_by_person
+from backstop.requests.policy import Decision, Send, askers_of, is_by_person
 from backstop.resend.claim import Request, TopicShard, Worker
 from backstop.resend.order_policy import STUCK, CaseKind, decide_order
 from backstop.runs.run import hold
@@ -86,8 +86,10 @@ def keep_order(
         request.request_id
         for request, send in sends
         if all(
-            is_by_person(asker_of(group, request.requested_by, request.asked_by))
-            for group in send.groups or every
+            map(
+                is_by_person,
+                askers_of(send.groups or every, request.requested_by, request.asked_by),
+            )
         )
     }
     lines = _lines_of_people(

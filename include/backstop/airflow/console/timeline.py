@@ -6,6 +6,7 @@ from typing import Any
 
 from backstop.airflow.console.models import Action, MessageDelivery, Story, TimelineEvent
 from backstop.model.records import Attempt, LogRow, Stub
+from backstop.reports.explain import who_asked
 from backstop.reports.story import Delivery, MessageHistory
 
 _HIDDEN_OF_LOG = ("owner_token", "last_error", "payload_hash")
@@ -112,7 +113,7 @@ def _events(told: MessageHistory) -> list[TimelineEvent]:
                 request["created_at"],
                 "request",
                 None,
-                f"{send} asked for by {request['requested_by']}",
+                f"{send} asked for by {who_asked(request)}",
                 name,
             )
         )
