@@ -119,6 +119,26 @@ def test_a_page_of_ended_replays_reads_no_letter_and_no_request_of_another_page(
     assert world.sql("control", replayed) == [(20,)]
 
 
+@pytest.mark.parametrize("analysed", [False, True], ids=["counted before", "counted since"])
+def test_a_page_of_staged_letters_reads_no_letter_of_another_page(
+    world: World, analysed: bool
+) -> None:
+    waiting(world, 5_000)
+    ((run_id,),) = world.sql(
+        "control",
+        """WITH r AS (
+            INSERT INTO run (duty, scope, token, policy_version, code_version, stage)
+            VALUES ('triage', '*', gen_random_uuid(), 'p', 'c', 1) RETURNING run_id)
+        INSERT INTO staged_letter (run_id, stage, dead_letter_id, fingerprint, template, rule_category, category, classified_by)
+        SELECT r.run_id, 1, d.dead_letter_id, 'f', 't', 'unknown', 'unknown', 1 FROM r, dead_letter d RETURNING run_id""",
+    )[:1]
+    if analysed:
+        world.sql("control", "ANALYZE staged_letter, run")
+    ((after,),) = world.sql("control", "SELECT min(dead_letter_id) + 2000 FROM dead_letter")
+    hold = load("backstop.triage.causes", "classify.sql")["hold_batch"]
+    assert read_by(world, hold, {"run_id": run_id, "after": after, "limit": 20}) < 50
+
+
 def test_a_claim_reads_no_request_of_another_topic_or_shard(world: World) -> None:
     world.sql(
         "control",
