@@ -6,6 +6,7 @@ is judged again on the primaries, its number taken, its copy published, its atte
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import time
 from typing import Any
@@ -16,6 +17,7 @@ from backstop.model.records import Message
 from backstop.requests.ask import Ask, ask
 from backstop.resend.run_once import drain_requests, now, open_worker, prepare
 from backstop.runs.run import close_run, open_run
+from backstop.spark.python_daemon import FORKED_WITH
 from bench.measure import RUNS, Row, median, said
 from bench.world import TOPICS, World, world
 
@@ -86,6 +88,8 @@ def send_all(settings: Any, connections: Any, run: Any) -> None:
     with open_worker(settings, connections, run) as worker:
         prepare(worker)
         cut = now(worker)
+    for name in FORKED_WITH:  # the duty's workers are forked from a daemon that has these
+        importlib.import_module(name)
     processes = [
         multiprocessing.get_context("fork").Process(
             target=_work, args=(settings, connections, run, cut, first)

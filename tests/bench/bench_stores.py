@@ -42,6 +42,10 @@ from mariadb import PASSWORD, MariaDB
 ROWS = int(os.environ.get("BACKSTOP_BENCH_STORES") or 50_000)
 ASKED, ASKED_OF_A_LAKE = 20_000, 2_000
 """Keys; a lake answers a thousand by a job of Spark's."""
+PAGE = 10_000
+"""Documents that are given to MongoDB's stand-in at once."""
+MONGODB_HEAP = 4096
+"""Megabytes: it holds a million documents at the large size."""
 OUTBOX = "id {text} PRIMARY KEY, topic {text}, state {text}, created {time}"
 INBOX = "id {text}, topic {text}, grp {text}, state {text}, at {time}, PRIMARY KEY (grp, topic, id)"
 PRODUCER: Mapping[str, Any] = {
@@ -195,7 +199,7 @@ def stores(folder: Path, rows: int) -> Iterator[Stores]:
             migrate(postgres.admin_dsn(role), role)
         postgres.create_database("theirs")
         mariadb = stack.enter_context(MariaDB(folder / "mariadb"))
-        mongodb = stack.enter_context(MongoServer(folder / "mongodb"))
+        mongodb = stack.enter_context(MongoServer(folder / "mongodb", heap_megabytes=MONGODB_HEAP))
         with said(f"{rows:,} rows in each store"):
             _fill_postgresql(postgres, rows)
             _fill_mariadb(mariadb, rows)
@@ -335,21 +339,15 @@ def _fill_mongodb(mongodb: MongoServer, rows: int) -> None:
         theirs.outbox.create_index("id")
         theirs.outbox.create_index("created")
         theirs.inbox.create_index("id")
-        both = [
-            (
-                {"id": key.message_id, "topic": "orders", "state": "sent", "created": now},
-                {
-                    "id": key.message_id,
-                    "topic": "orders",
-                    "grp": "billing",
-                    "state": "done",
-                    "at": now,
-                },
+        every = keys(rows)
+        for start in range(0, rows, PAGE):
+            page = [
+                {"id": key.message_id, "topic": "orders"} for key in every[start : start + PAGE]
+            ]
+            theirs.outbox.insert_many([{**one, "state": "sent", "created": now} for one in page])
+            theirs.inbox.insert_many(
+                [{**one, "grp": "billing", "state": "done", "at": now} for one in page]
             )
-            for key in keys(rows)
-        ]
-        theirs.outbox.insert_many([one for one, _ in both])
-        theirs.inbox.insert_many([one for _, one in both])
 
 
 def _fill_lake(stack: ExitStack, folder: Path, rows: int) -> str:

@@ -23,8 +23,12 @@ class MongoServer:
 
     name = "mongo-java-server"
 
-    def __init__(self, directory: Path, port: int | None = None) -> None:
+    def __init__(
+        self, directory: Path, port: int | None = None, *, heap_megabytes: int = 256
+    ) -> None:
+        """`heap_megabytes`: what its JVM holds at most, every document among it."""
         self.directory = directory.resolve()
+        self.heap_megabytes = heap_megabytes
         self.port = port or free_port()
         self._child = Child(self.name, self.directory / "server.log")
 
@@ -62,7 +66,7 @@ class MongoServer:
             [
                 str(java()),
                 "-Xms32M",
-                "-Xmx256M",
+                f"-Xmx{self.heap_megabytes}M",
                 "-XX:TieredStopAtLevel=1",
                 "-XX:+UseSerialGC",
                 f"-Djava.io.tmpdir={self.directory}",
