@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -12,11 +13,13 @@ import pytest
 from backstop.cases.close import close_settled
 from backstop.config.connections import Connections
 from backstop.config.load import from_mapping
+from backstop.control.connection import connect
 from backstop.decisions.decide import decide
 from backstop.model.errors import Unavailable
 from backstop.model.records import Counts
 from backstop.requests.ask import Ask, ask
 from backstop.runs.run import close_run, open_run
+from backstop.runs.scope import name_of
 from backstop.stores.postgresql.logs import PostgresLogs
 from backstop.triage.causes.classify import classify_dead_letters
 from backstop.triage.causes.promote_causes import promote_causes
@@ -677,3 +680,77 @@ def test_a_letter_that_a_dead_workers_copy_was_not_for_is_open_again(world: Worl
     )
     resend(world)
     assert triage(world)["open_again"] == 1
+
+
+def test_a_promotion_leaves_what_another_run_classified_and_decided_since_it_began(
+    world: World,
+) -> None:
+    """The older run has staged it as safe to replay; by the newer rules it waits for a person."""
+
+    def rules(category: str) -> Any:
+        written = written_settings()
+        rule = {
+            "name": "ledger",
+            "category": category,
+            "pattern": "LedgerClosed",
+            "where": "any",
+        }
+        return from_mapping(
+            {**written, "dead_letters": {**written.get("dead_letters", {}), "rules": [rule]}}
+        )
+
+    dead(world, "m", None)
+    world.control(
+        "UPDATE dead_letter SET cause_text = 'handler failed', error = 'LedgerClosed: ledger is closed'"
+    )
+    older, newer = rules("transient"), rules("poison")
+    with (
+        closing(connect(older, world.connections)) as first,
+        closing(connect(newer, world.connections)) as second,
+    ):
+        late = open_run(first, "triage", "*", older)
+        classify_dead_letters(first, older, world.connections, late)
+        run = open_run(second, "triage", name_of(["orders"]), newer)
+        classify_dead_letters(second, newer, world.connections, run)
+        promote_causes(second, run)
+        apply.decide_and_apply(newer, world.connections, second, run)
+        close_run(second, run, "done", Counts())
+        (case,) = cases(world)
+        promote_causes(first, late)
+        apply.decide_and_apply(older, world.connections, first, late)
+        close_run(first, late, "done", Counts())
+    one = letters(world)["m"]
+    assert (one["category"], one["state"], one["decision"]) == ("poison", "open", "escalate")
+    assert cases(world) == [case] and requests(world) == []
+
+
+def test_a_promotion_moves_no_letter_that_came_into_a_case_since_it_was_staged(
+    world: World,
+) -> None:
+    """A third text makes a pattern of all; two of them are asked about meanwhile."""
+
+    def die(name: str) -> None:
+        dead(world, name, None)
+        world.control(
+            "UPDATE dead_letter SET cause_text = 'handler failed', error = %s WHERE message_id = %s",
+            (f"Declined: the card of {name} is not accepted here", name),
+        )
+
+    for name in ("alice", "bob"):
+        die(name)
+    settings = world.settings
+    with closing(connect(settings, world.connections)) as control:
+        run = open_run(control, "triage", "*", settings)
+        classify_dead_letters(control, settings, world.connections, run)
+        promote_causes(control, run)
+        close_run(control, run, "done", Counts())
+        die("carol")
+        late = open_run(control, "triage", "*", settings)
+        classify_dead_letters(control, settings, world.connections, late)
+        triage(world, scope=name_of(["orders"]))
+        asked = {name: one["cause_id"] for name, one in letters(world).items() if one["case_id"]}
+        assert {"alice", "bob"} <= set(asked)
+        promote_causes(control, late)
+        close_run(control, late, "done", Counts())
+    after = letters(world)
+    assert {name: after[name]["cause_id"] for name in asked} == asked

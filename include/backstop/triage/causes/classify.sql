@@ -89,6 +89,8 @@ WHERE r.run_id = s.run_id AND (s.stage < r.stage OR r.finished_at < clock_timest
 -- name: hold_batch: staged letters in order of their ids, each held until the transaction ends, with what it is now
 -- The stage is one value to the planner, so that the key gives this order: a join would read and sort all that is left for each batch.
 -- Where it walks both keys at once, each begins behind the batch before.
+-- What another run has classified since this one began is newer than what is staged, and the next run classifies it if it must. A letter
+-- that came into a case since then keeps its pattern: somebody is asked about it by that.
 CREATE TEMP TABLE held_letter ON COMMIT DROP AS
 SELECT s.dead_letter_id, s.fingerprint, s.template, s.rule_category, s.category, s.classified_by,
     d.state, d.cause_id AS old_cause, d.category AS old_category, coalesce(d.died_at, d.drained_at) AS seen_at
@@ -96,6 +98,8 @@ FROM staged_letter s
 JOIN dead_letter d ON d.dead_letter_id = s.dead_letter_id
 WHERE s.run_id = %(run_id)s AND s.stage = (SELECT r.stage FROM run r WHERE r.run_id = %(run_id)s) AND s.dead_letter_id > %(after)s
     AND d.dead_letter_id > %(after)s
+    AND (d.classified_at IS NULL OR d.classified_at <= (SELECT r.started_at FROM run r WHERE r.run_id = %(run_id)s))
+    AND (d.case_id IS NULL OR d.classified_by IS DISTINCT FROM s.classified_by)
 ORDER BY s.dead_letter_id
 LIMIT %(limit)s
 FOR UPDATE OF d;
